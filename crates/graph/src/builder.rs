@@ -1,0 +1,446 @@
+//! Writing a model down: one sample, one step, in the order of its paper.
+//!
+//! The builder only records. What each op depends on follows from its operands, so that hoisting needs no
+//! annotation in a model; a buffer that several ops fill piece by piece states its dependence itself.
+
+use crate::graph::{
+    Block, BlockId, Component, ComponentId, Dependence, Input, InputId, Output, OutputId, Part,
+    PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Weight, WeightId,
+};
+use crate::lower::{self, LowerOptions};
+use crate::op::{Activation, Norm, Op, OpKind, RelativeBias, Residual};
+use crate::{DType, Graph, GraphError};
+
+/// A rectangle of a traced tensor: what ops read and write.
+pub type Value = View;
+
+/// A phase of the trace: its visits carry each block's ops.
+#[derive(Clone, Debug)]
+pub struct PhaseSpec {
+    pub(crate) name: String,
+    pub(crate) kind: PhaseKind,
+    pub(crate) visits: Vec<(BlockId, Vec<Op>)>,
+}
+
+/// Records a model.
+pub struct Builder<'a> {
+    pub(crate) dtype: DType,
+    weight_dtype: &'a dyn Fn(&str, &str) -> DType,
+    pub(crate) components: Vec<Component>,
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) weights: Vec<Weight>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) outputs: Vec<Output>,
+    pub(crate) phases: Vec<PhaseSpec>,
+    problem: Option<GraphError>,
+}
+
+impl View {
+    /// Rows `start .. start + rows` of this view. A view of the current step has one row only.
+    pub fn slice_rows(self, start: u64, rows: u64) -> Self {
+        let row = match self.row {
+            RowSelect::At(first) => RowSelect::At(first + start),
+            RowSelect::Step => RowSelect::Step,
+        };
+        Self { row, rows, ..self }
+    }
+
+    /// Columns `start .. start + cols` of this view.
+    pub fn slice_cols(self, start: u64, cols: u64) -> Self {
+        Self { col: self.col + start, cols, ..self }
+    }
+}
+
+impl<'a> Builder<'a> {
+    /// An empty trace whose activations are of `dtype`.
+    ///
+    /// `weight_dtype(component, entry)` is the dtype in which a checkpoint tensor is kept in device memory.
+    pub fn new(dtype: DType, weight_dtype: &'a dyn Fn(&str, &str) -> DType) -> Self {
+        Self {
+            dtype,
+            weight_dtype,
+            components: Vec::new(),
+            tensors: Vec::new(),
+            weights: Vec::new(),
+            tables: Vec::new(),
+            blocks: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            phases: Vec::new(),
+            problem: None,
+        }
+    }
+
+    /// The activations' dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Declares a network; ops come to it through [`Builder::block`].
+    pub fn component(&mut self, name: &str) -> ComponentId {
+        self.components.push(Component { name: name.to_owned() });
+        ComponentId(index(self.components.len() - 1))
+    }
+
+    /// Begins a phase. A trace has any number of encode phases, one denoise phase and one decode phase.
+    pub fn phase(&mut self, kind: PhaseKind, name: &str) {
+        self.phases.push(PhaseSpec { name: name.to_owned(), kind, visits: Vec::new() });
+    }
+
+    /// Begins a block: the unit of streaming. Following weights and ops belong to it.
+    pub fn block(&mut self, component: ComponentId, name: impl Into<String>) {
+        self.blocks.push(Block { name: name.into(), component, weights: Vec::new() });
+        let block = BlockId(index(self.blocks.len() - 1));
+        match self.phases.last_mut() {
+            Some(phase) => phase.visits.push((block, Vec::new())),
+            None => self.fail("a block before any phase"),
+        }
+    }
+
+    fn fail(&mut self, what: &str) {
+        self.problem.get_or_insert(GraphError::Structure { what: what.to_owned() });
+    }
+
+    /// A weight of the present block made of checkpoint tensors laid one below the other.
+    ///
+    /// Each part is `(entry, shape)`; the first dimension counts rows, the others make up a row; a vector
+    /// is one row.
+    pub fn weight(&mut self, name: &str, parts: &[(String, Vec<u64>)]) -> WeightId {
+        let (mut rows, mut cols) = (0u64, 0u64);
+        for (entry, shape) in parts {
+            let (part_rows, part_cols) = match shape.as_slice() {
+                [] => (1, 1),
+                [n] => (1, *n),
+                [n, rest @ ..] => (*n, rest.iter().product()),
+            };
+            if shape.len() == 1 && parts.len() > 1 {
+                // Vectors laid side by side stay one row.
+                rows = 1;
+                cols += part_cols;
+            } else if cols != 0 && cols != part_cols {
+                self.fail(&format!("weight {name}: {entry} has other columns than the part above"));
+            } else {
+                rows += part_rows;
+                cols = part_cols;
+            }
+        }
+        let Some(block) = self.blocks.last() else {
+            self.fail("a weight before any block");
+            return WeightId(0);
+        };
+        let component = block.component;
+        let component_name = &self.components[component.index()].name;
+        let wide =
+            parts.iter().any(|(entry, _)| (self.weight_dtype)(component_name, entry) == DType::F32);
+        let weight = Weight {
+            name: format!("{component_name}.{}.{name}", block.name),
+            component,
+            parts: parts
+                .iter()
+                .map(|(entry, shape)| Part { entry: entry.clone(), shape: shape.clone() })
+                .collect(),
+            rows,
+            cols,
+            dtype: if wide { DType::F32 } else { DType::BF16 },
+        };
+        self.weights.push(weight);
+        let id = WeightId(index(self.weights.len() - 1));
+        if let Some(block) = self.blocks.last_mut() {
+            block.weights.push(id);
+        }
+        id
+    }
+
+    /// A new tensor, all of it.
+    pub fn buffer(
+        &mut self,
+        name: &str,
+        rows: u64,
+        cols: u64,
+        dtype: DType,
+        dependence: Dependence,
+    ) -> Value {
+        if rows
+            .checked_mul(cols)
+            .and_then(|n| n.checked_mul(8))
+            .is_none_or(|bytes| i64::try_from(bytes).is_err())
+        {
+            self.problem.get_or_insert(GraphError::TooLarge { what: format!("tensor {name}") });
+        }
+        let scope = self.blocks.last().map_or("", |block| block.name.as_str());
+        self.tensors.push(Tensor {
+            name: format!("{scope}.{name}"),
+            rows,
+            cols,
+            dtype,
+            dependence,
+        });
+        let tensor = TensorId(index(self.tensors.len() - 1));
+        View { tensor, row: RowSelect::At(0), rows, col: 0, cols }
+    }
+
+    /// A new tensor in the activations' dtype that depends on what `sources` depend on.
+    fn result(&mut self, name: &str, rows: u64, cols: u64, sources: &[Value]) -> Value {
+        let dependence = sources
+            .iter()
+            .map(|view| self.tensors[view.tensor.index()].dependence)
+            .max()
+            .unwrap_or(Dependence::Run);
+        self.buffer(name, rows, cols, self.dtype, dependence)
+    }
+
+    fn push(&mut self, name: &str, kind: OpKind) {
+        let visit = self.phases.last_mut().and_then(|phase| phase.visits.last_mut());
+        match visit {
+            Some((_, ops)) => ops.push(Op { name: name.to_owned(), kind }),
+            None => self.fail("an op before any block"),
+        }
+    }
+
+    /// Host values of the given dependence; see [`OpKind::Input`].
+    ///
+    /// An input of dependence [`Dependence::Step`] is `[1, cols]` here and `[steps, cols]` to the host; one
+    /// of [`Dependence::Latent`] is given for each sample.
+    pub fn input(
+        &mut self,
+        name: &str,
+        rows: u64,
+        cols: u64,
+        dtype: DType,
+        dependence: Dependence,
+    ) -> Value {
+        let out = self.buffer(name, rows, cols, dtype, dependence);
+        self.inputs.push(Input { name: name.to_owned(), sample: None, rows, cols, dtype });
+        let input = InputId(index(self.inputs.len() - 1));
+        self.push(name, OpKind::Input { input, out });
+        out
+    }
+
+    /// Rows of a host table (token embeddings) by the host's indices `ids`, which never reach the device.
+    pub fn gather(&mut self, name: &str, entry: &str, shape: [u64; 2], rows: u64) -> Value {
+        let component = self.blocks.last().map_or(ComponentId(0), |block| block.component);
+        let part = Part { entry: entry.to_owned(), shape: shape.to_vec() };
+        self.tables.push(Table { component, part });
+        let table = TableId(index(self.tables.len() - 1));
+        let ids_name = format!("{name}.ids");
+        self.inputs.push(Input { name: ids_name, sample: None, rows, cols: 1, dtype: DType::U32 });
+        let ids = InputId(index(self.inputs.len() - 1));
+        let out = self.buffer(name, rows, shape[1], self.dtype, Dependence::Run);
+        self.push(name, OpKind::Gather { table, ids, out });
+        out
+    }
+
+    /// Gives `x` to the host as output `name`, once for each sample.
+    pub fn output(&mut self, name: &str, x: Value) {
+        let dtype = self.tensors[x.tensor.index()].dtype;
+        let (rows, cols) = (x.rows, x.cols);
+        self.outputs.push(Output { name: name.to_owned(), sample: 0, rows, cols, dtype });
+        let output = OutputId(index(self.outputs.len() - 1));
+        self.push(name, OpKind::Output { output, x });
+    }
+
+    /// `out = x`.
+    pub fn copy(&mut self, name: &str, x: Value, out: Value) {
+        self.push(name, OpKind::Copy { x, out });
+    }
+
+    /// `a + b`; `b` may be one row.
+    pub fn add(&mut self, name: &str, a: Value, b: Value) -> Value {
+        let out = self.result(name, a.rows, a.cols, &[a, b]);
+        self.push(name, OpKind::Add { a, b, out });
+        out
+    }
+
+    /// `a + weight`.
+    pub fn add_weight(&mut self, name: &str, a: Value, weight: WeightId) -> Value {
+        let out = self.result(name, a.rows, a.cols, &[a]);
+        self.push(name, OpKind::AddWeight { a, weight, out });
+        out
+    }
+
+    /// `activation(x)`.
+    pub fn activate(&mut self, name: &str, x: Value, activation: Activation) -> Value {
+        let out = self.result(name, x.rows, x.cols, &[x]);
+        self.push(name, OpKind::Activate { x, activation, out });
+        out
+    }
+
+    /// `gelu(x[:, ..n]) * x[:, n..]`.
+    pub fn glu_gelu(&mut self, name: &str, x: Value) -> Value {
+        let out = self.result(name, x.rows, x.cols / 2, &[x]);
+        self.push(name, OpKind::GluGelu { x, out });
+        out
+    }
+
+    /// Timestep embedding of `cols` columns.
+    pub fn sinusoid(&mut self, name: &str, x: Value, cols: u64) -> Value {
+        let out = self.result(name, x.rows, cols, &[x]);
+        self.push(name, OpKind::Sinusoid { x, out });
+        out
+    }
+
+    /// `activation(x w^T + b)`.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        activation: Activation,
+    ) -> Value {
+        let cols = self.weights[weight.index()].rows;
+        let out = self.result(name, x.rows, cols, &[x]);
+        self.linear_into(name, x, weight, bias, activation, None, out);
+        out
+    }
+
+    /// `out = residual + activation(x w^T + b)` into a place that exists.
+    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
+    pub fn linear_into(
+        &mut self,
+        name: &str,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        activation: Activation,
+        residual: Option<Residual>,
+        out: Value,
+    ) {
+        self.push(name, OpKind::Linear { x, weight, bias, activation, residual, out });
+    }
+
+    /// Normalises rows.
+    pub fn norm(&mut self, name: &str, x: Value, norm: Norm) -> Value {
+        let mut sources = vec![x];
+        if let Norm::LayerModulated { scale, shift, .. } = &norm {
+            sources.extend([*scale, *shift]);
+        }
+        let out = self.result(name, x.rows, x.cols, &sources);
+        self.push(name, OpKind::Norm { x, norm, out });
+        out
+    }
+
+    /// LayerNorm with modulation `x * (1 + scale) + shift`.
+    pub fn modulated_norm(&mut self, name: &str, x: Value, scale: Value, shift: Value) -> Value {
+        self.norm(name, x, Norm::LayerModulated { eps: 1e-6, scale, shift })
+    }
+
+    /// RMS norm of each head of `q` and `k`, then rotary embedding, in place.
+    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
+    pub fn qk_norm_rope(
+        &mut self,
+        name: &str,
+        q: Value,
+        k: Value,
+        q_weight: WeightId,
+        k_weight: WeightId,
+        rope: Value,
+        heads: u64,
+    ) {
+        let eps = 1e-6;
+        self.push(name, OpKind::QkNormRope { q, k, q_weight, k_weight, rope, heads, eps });
+    }
+
+    /// Softmax attention into a place that exists.
+    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
+    pub fn attention_into(
+        &mut self,
+        name: &str,
+        [q, k, v]: [Value; 3],
+        heads: u64,
+        scale: f32,
+        causal: bool,
+        bias: Option<Value>,
+        out: Value,
+    ) {
+        let bias = bias.map(|bias| RelativeBias { bias });
+        self.push(name, OpKind::Attention { q, k, v, heads, scale, causal, bias, out });
+    }
+
+    /// Bias table by relative position, `[heads, 2 * rows - 1]` in `f32`.
+    pub fn expand_bias(&mut self, name: &str, weight: WeightId, buckets: Value) -> Value {
+        let heads = self.weights[weight.index()].cols;
+        let out = self.buffer(name, heads, buckets.rows, DType::F32, Dependence::Run);
+        self.push(name, OpKind::ExpandBias { weight, buckets, out });
+        out
+    }
+
+    /// `x[index]`.
+    pub fn select_row(&mut self, name: &str, x: Value, index: Value) -> Value {
+        let out = self.result(name, 1, x.cols, &[x, index]);
+        self.push(name, OpKind::SelectRow { x, index, out });
+        out
+    }
+
+    /// `latent += dsigma * velocity`.
+    pub fn euler(&mut self, name: &str, latent: Value, velocity: Value, dsigma: Value) {
+        self.push(name, OpKind::Euler { latent, velocity, dsigma });
+    }
+
+    /// Packed tokens to latent pixels, `x / scale + shift`.
+    pub fn unpatchify(
+        &mut self,
+        name: &str,
+        x: Value,
+        [height, width]: [u64; 2],
+        scale: f32,
+        shift: f32,
+    ) -> Value {
+        let out = self.result(name, height * width, x.cols / 4, &[x]);
+        self.push(name, OpKind::Unpatchify { x, height, width, scale, shift, out });
+        out
+    }
+
+    /// GroupNorm, with SiLU where asked.
+    pub fn group_norm(
+        &mut self,
+        name: &str,
+        x: Value,
+        weight: WeightId,
+        bias: WeightId,
+        groups: u64,
+        silu: bool,
+    ) -> Value {
+        let out = self.result(name, x.rows, x.cols, &[x]);
+        let eps = 1e-6;
+        self.push(name, OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out });
+        out
+    }
+
+    /// 3x3 convolution of the input enlarged `upscale` times.
+    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
+    pub fn conv3x3(
+        &mut self,
+        name: &str,
+        x: Value,
+        [height, width]: [u64; 2],
+        upscale: u64,
+        weight: WeightId,
+        bias: WeightId,
+        residual: Option<Value>,
+    ) -> Value {
+        let cols = self.weights[weight.index()].rows;
+        let out = self.result(name, x.rows * upscale * upscale, cols, &[x]);
+        self.push(name, OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out });
+        out
+    }
+
+    /// Lowers the trace; see [`LowerOptions`].
+    ///
+    /// # Errors
+    /// What the trace did wrong first: structure, sizes, shapes, reads before writes.
+    pub fn finish(self, options: &LowerOptions) -> Result<Graph, GraphError> {
+        if let Some(problem) = self.problem {
+            return Err(problem);
+        }
+        lower::lower(self, options)
+    }
+}
+
+/// Table positions are far below `u32::MAX`; a trace that is not would exhaust memory first.
+#[expect(clippy::cast_possible_truncation, reason = "see above")]
+fn index(position: usize) -> u32 {
+    position as u32
+}
