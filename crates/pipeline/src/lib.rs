@@ -1,1 +1,5 @@
 //! pipeline
+#![forbid(unsafe_code)]
+
+mod math;
+pub mod noise;
