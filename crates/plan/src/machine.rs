@@ -1,0 +1,24 @@
+//! What the planner asks about a machine.
+
+use plimsoll_graph::{Graph, Op};
+
+/// Rates and rules of a device, fixed before planning.
+///
+/// Implementations are pure: the same op gives the same answer, whatever the clock or free memory. Workspace
+/// sizes are part of a plan and so of its id; seconds are not.
+pub trait Machine {
+    /// Name, as reports quote it.
+    fn name(&self) -> &str;
+
+    /// Bytes of device memory that there are; a line in percent refers to them.
+    fn vram_bytes(&self) -> u64;
+
+    /// Scratch bytes that the device's implementation of the op needs while it runs.
+    fn workspace_bytes(&self, graph: &Graph, op: &Op) -> u64;
+
+    /// Seconds of the op on the compute lane.
+    fn op_seconds(&self, graph: &Graph, op: &Op) -> f64;
+
+    /// Seconds of one copy of `bytes` in `segments` pieces on the copy lane.
+    fn copy_seconds(&self, bytes: u64, segments: u64) -> f64;
+}
