@@ -1,0 +1,41 @@
+#!/bin/bash
+# Runs every part of the smoke on a machine with one CUDA GPU, each under its own time limit.
+#   run.sh OUTPUT_FOLDER
+# Libraries are taken from Python's `nvidia` wheels where python3 has them, else from the loader's path.
+out=${1:-.}
+here=$(cd "$(dirname "$0")" && pwd)
+smoke=${SMOKE:-$here/target/release/gpu-smoke}
+folders=()
+for folder in $(python3 -c 'import glob, site; [print(f) for s in site.getsitepackages() for f in sorted(glob.glob(s + "/nvidia/*/lib"))]' 2>/dev/null); do
+    folders+=(--lib-dir "$folder")
+done
+
+part() {  # part NAME SECONDS ARGUMENTS...
+    local name=$1 limit=$2 begin=$SECONDS
+    shift 2
+    timeout "$limit" "$smoke" "$@" >"$out/$name.txt" 2>&1
+    echo "exit $? after $((SECONDS - begin)) s" >>"$out/$name.txt"
+    echo "== $name: $(tail -1 "$out/$name.txt")"
+}
+
+blocks() {  # how many blocks of 288 MiB a folder can take, at most $2
+    local free
+    free=$(df --output=avail -m "$1" | tail -1)
+    echo $((free / 320 < $2 ? free / 320 : $2))
+}
+
+{
+    nvidia-smi
+    nvidia-smi --query-gpu=name,driver_version,vbios_version,pcie.link.gen.current,pcie.link.width.current,memory.total --format=csv
+    uname -r
+    nproc
+    df -h /dev/shm /tmp
+    ulimit -l
+    cat /sys/fs/cgroup/memory.max 2>/dev/null
+} >"$out/machine.txt" 2>&1
+part start 30 start
+part gemm 150 gemm "${folders[@]}"
+part bytes 60 bytes "${folders[@]}" --file /dev/shm/plimsoll-smoke.bin
+part attention 60 attention "${folders[@]}"
+part step 150 step "${folders[@]}" --file /dev/shm/plimsoll-smoke.bin --file-blocks "$(blocks /dev/shm 57)"
+part step-disk 90 step "${folders[@]}" --file /tmp/plimsoll-smoke.bin --file-blocks "$(blocks /tmp 19)"
