@@ -409,7 +409,7 @@ impl<'a> Builder<'a> {
         out
     }
 
-    /// 3x3 convolution of the input enlarged `upscale` times.
+    /// 3x3 convolution of the input enlarged `upscale` times, stored as `dtype`.
     #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
     pub fn conv3x3(
         &mut self,
@@ -420,9 +420,12 @@ impl<'a> Builder<'a> {
         weight: WeightId,
         bias: WeightId,
         residual: Option<Value>,
+        dtype: DType,
     ) -> Value {
         let cols = self.weights[weight.index()].rows;
-        let out = self.result(name, x.rows * upscale * upscale, cols, &[x]);
+        let rows = x.rows.saturating_mul(upscale * upscale);
+        let dependence = self.tensors[x.tensor.index()].dependence;
+        let out = self.buffer(name, rows, cols, dtype, dependence);
         self.push(name, OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out });
         out
     }

@@ -1,0 +1,119 @@
+//! FLUX.1 against published totals, and what hoisting takes out of the loop.
+
+use plimsoll_graph::{DType, Graph, OpKind, PhaseKind};
+use plimsoll_models::{FluxModel, FluxRun};
+
+fn run(steps: u32, samples: u32, hoist: bool) -> FluxRun {
+    FluxRun {
+        width: 1024,
+        height: 1024,
+        steps,
+        samples,
+        text_tokens: 512,
+        dtype: DType::BF16,
+        hoist,
+    }
+}
+
+fn graph(model: &FluxModel, run: &FluxRun) -> Graph {
+    model.graph(run, &|_, _| DType::BF16).unwrap()
+}
+
+fn parameters(graph: &Graph, component: &str) -> u64 {
+    let id = graph.components.iter().position(|c| c.name == component).unwrap();
+    let weights = graph.weights.iter().filter(|w| w.component.index() == id);
+    let tables = graph.tables.iter().filter(|t| t.component.index() == id);
+    weights.map(|w| w.rows * w.cols).sum::<u64>()
+        + tables.map(|t| t.part.shape.iter().product::<u64>()).sum::<u64>()
+}
+
+/// Bytes of the weights that one pass over a phase reads.
+fn phase_bytes(graph: &Graph, kind: PhaseKind) -> u64 {
+    let phase = graph.phases.iter().find(|phase| phase.kind == kind).unwrap();
+    phase
+        .visits
+        .iter()
+        .flat_map(|visit| &graph.blocks[visit.block.index()].weights)
+        .map(|id| graph.weight(*id).bytes())
+        .sum()
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    let dev = graph(&FluxModel::dev(), &run(4, 1, true));
+    assert_eq!(parameters(&dev, "transformer"), 11_901_408_320);
+    assert_eq!(parameters(&dev, "text_encoder_2"), 4_762_310_656);
+    assert_eq!(parameters(&dev, "text_encoder"), 123_060_480);
+    assert_eq!(parameters(&dev, "vae"), 49_545_475);
+    let schnell = graph(&FluxModel::schnell(), &run(4, 1, true));
+    assert_eq!(parameters(&schnell, "transformer"), 11_891_178_560);
+}
+
+#[test]
+fn hoisting_takes_the_modulation_out_of_the_loop() {
+    let model = FluxModel::dev();
+    let plain = graph(&model, &run(28, 1, false));
+    assert_eq!(phase_bytes(&plain, PhaseKind::Denoise), 23_802_816_640);
+    let hoisted = graph(&model, &run(28, 1, true));
+    let (looped, ahead) =
+        (phase_bytes(&hoisted, PhaseKind::Denoise), phase_bytes(&hoisted, PhaseKind::Hoist));
+    assert_eq!(looped + ahead, 23_802_816_640);
+    // All modulation (blocks and last layer), the conditioning MLPs and the text projection.
+    let modulation = 6_457_135_104 + 37_761_024;
+    let conditioning = 20_459_520 + 23_605_248 + 20_459_520 + 25_171_968;
+    assert_eq!(ahead, modulation + conditioning);
+    let denoise = hoisted.phases.iter().find(|p| p.kind == PhaseKind::Denoise).unwrap();
+    for visit in &denoise.visits {
+        for id in &hoisted.blocks[visit.block.index()].weights {
+            let weight = hoisted.weight(*id);
+            let modulates = weight
+                .parts
+                .iter()
+                .any(|part| part.entry.contains("norm1") || part.entry.contains(".norm.linear"));
+            assert!(!modulates, "{} is read in every step", weight.name);
+        }
+    }
+}
+
+#[test]
+fn work_of_a_step_is_the_published_one() {
+    let graph = graph(&FluxModel::dev(), &run(28, 1, true));
+    let phase = graph.phases.iter().find(|p| p.kind == PhaseKind::Denoise).unwrap();
+    let (mut gemm, mut attention) = (0, 0);
+    for visit in &phase.visits {
+        for at in visit.ops_start..visit.ops_end {
+            let op = &graph.ops[at as usize];
+            match op.kind {
+                OpKind::Linear { .. } => gemm += op.flops(&graph),
+                OpKind::Attention { .. } => attention += op.flops(&graph),
+                _ => {}
+            }
+        }
+    }
+    // 59.5 and 14.9 TFLOP.
+    assert_eq!(attention, 57 * 4 * 4608 * 4608 * 3072);
+    assert!((59.45e12..59.55e12).contains(&(gemm as f64)), "{gemm}");
+}
+
+#[test]
+fn samples_share_weights_and_prompt() {
+    let model = FluxModel::dev();
+    let (one, two) = (graph(&model, &run(4, 1, true)), graph(&model, &run(4, 2, true)));
+    assert_eq!(one.weights, two.weights);
+    assert_eq!(phase_bytes(&one, PhaseKind::Denoise), phase_bytes(&two, PhaseKind::Denoise));
+    assert_eq!(two.inputs.iter().filter(|input| input.name == "noise").count(), 2);
+    assert_eq!(two.outputs.iter().filter(|output| output.name == "image").count(), 2);
+    let once = |graph: &Graph| graph.phases[0].visits.last().unwrap().ops_end;
+    assert_eq!(once(&one), once(&two));
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let model = FluxModel::dev();
+    for (width, height) in [(0, 64), (1000, 1024), (64, 24), (1 << 20, 64)] {
+        let run = FluxRun { width, height, ..run(4, 1, true) };
+        assert!(model.graph(&run, &|_, _| DType::BF16).is_err(), "{width}x{height}");
+    }
+    assert!(model.graph(&run(0, 1, true), &|_, _| DType::BF16).is_err());
+    assert!(model.graph(&run(4, 0, true), &|_, _| DType::BF16).is_err());
+}
