@@ -278,7 +278,7 @@ pub(crate) fn run(libraries: &Libraries) -> Result<()> {
     libraries.dnn()?;
     let (dnn, kernels, stream) = (Dnn::new()?, Kernels::load()?, Stream::new()?);
     dnn.set_stream(stream)?;
-    println!("cudnn {} from {}", Dnn::version(), library::mapped_path("cudnn").unwrap_or_default());
+    println!("cudnn {} from {}", Dnn::version(), library::mapped_paths("cudnn"));
     let mut arena = Arena::new(OPERAND_BYTES + (1 << 20))?;
     let bench =
         Bench { operands: Operands::take(&mut arena, &kernels, stream)?, dnn, kernels, stream };

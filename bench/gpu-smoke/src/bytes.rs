@@ -10,10 +10,10 @@ use crate::dnn::Dnn;
 use crate::error::{Error, Result};
 use crate::file::Mapping;
 use crate::gpu::{Arena, Argument, Event, Gpu, Kernels, Stream, mib};
+use crate::lanes;
 use crate::library::Libraries;
 use crate::lt::{Call, Epilogue, Kind, Lt, Side};
 use crate::process::{Meter, status_bytes};
-use crate::step;
 
 const LAYERS: [(u64, u64); 6] =
     [(3072, 9216), (3072, 3072), (3072, 12288), (12288, 3072), (3072, 21504), (15360, 3072)];
@@ -140,7 +140,7 @@ fn graphs(gpu: &Gpu, ledger: &mut Ledger, path: &Path) -> Result<()> {
     let mapping = Mapping::open(path)?;
     mapping.register(57 * block_bytes)?;
     ledger.row(gpu, "1026 MiB of a file registered", 0)?;
-    let rig = step::Rig::new(mapping, block_bytes, 3)?;
+    let rig = lanes::Rig::new(mapping, block_bytes, 3)?;
     let out_bytes = 4608 * 3072 * 2;
     ledger.row(
         gpu,
@@ -149,8 +149,8 @@ fn graphs(gpu: &Gpu, ledger: &mut Ledger, path: &Path) -> Result<()> {
     )?;
     let mut kept = Vec::new();
     for products in [1, 25, 25] {
-        let shape = step::Shape { products, ..step::Shape::PLAIN };
-        let graph = rig.capture(shape, 0, step::BLOCKS)?;
+        let shape = lanes::Shape { products, ..lanes::Shape::PLAIN };
+        let graph = rig.capture(shape, 0, lanes::BLOCKS)?;
         let size = format!("graph of {} nodes, {} edges", graph.node_count, graph.edge_count);
         ledger.row(gpu, &format!("{size}: instantiated"), 0)?;
         graph.upload(rig.stream())?;
@@ -163,6 +163,8 @@ fn graphs(gpu: &Gpu, ledger: &mut Ledger, path: &Path) -> Result<()> {
     }
     drop(kept);
     ledger.row(gpu, "graphs destroyed", 0)?;
+    rig.unregister(57 * block_bytes)?;
+    ledger.row(gpu, "file unregistered", 0)?;
     std::fs::remove_file(path)
         .map_err(|source| Error::Io { what: format!("removing {}", path.display()), source })
 }

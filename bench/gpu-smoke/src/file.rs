@@ -94,7 +94,20 @@ impl Mapping {
         Ok(begin.elapsed().as_secs_f64())
     }
 
+    /// Registers any range; for questions about alignment and overlap.
+    pub(crate) fn register_range(&self, offset: u64, length: u64) -> Result<()> {
+        let base = self.at(offset).cast_mut().cast();
+        driver!(cuMemHostRegister_v2(base, length as usize, sys::CU_MEMHOSTREGISTER_READ_ONLY))
+    }
+
+    /// Undoes `register_range`.
+    pub(crate) fn unregister_range(&self, offset: u64) -> Result<()> {
+        driver!(cuMemHostUnregister(self.at(offset).cast_mut().cast()))
+    }
+
     /// Undoes `register`; returns the seconds that it took.
+    ///
+    /// Must come before the mapping ends: where a registered range is only unmapped, a later `cuMemAlloc` can fail with `CUDA_ERROR_ALREADY_MAPPED`.
     pub(crate) fn unregister(&self, piece_bytes: u64) -> Result<f64> {
         let begin = Instant::now();
         for offset in (0..self.bytes).step_by(piece_bytes as usize) {

@@ -8,12 +8,14 @@
 use crate::error::Result;
 use crate::gpu::{Address, Arena, Argument, Gpu, Kernels, Stream, median, read_words};
 use crate::library::{self, Libraries};
-use crate::lt::{Call, Candidate, Epilogue, Kind, Lt, Product, Side};
+use crate::lt::{Call, Candidate, Config, Epilogue, Kind, Lt, Product, Side};
 
 /// Rows of the reference: 4096 image and 512 text tokens.
 const ROWS: u64 = 4608;
-/// Other numbers of rows; 1 is a hoisted op, 77 a CLIP sequence, 512 the text stream, 1024 a 512x512 image, 4096 the image stream.
-const OTHER_ROWS: [u64; 7] = [1, 77, 256, 512, 1024, 2048, 4096];
+/// Other numbers of rows; 1 is a hoisted op, 77 a CLIP sequence, 512 the text stream, 1024 a 512x512 image, 4096 the image stream, 9216 two samples.
+const OTHER_ROWS: [u64; 8] = [1, 77, 256, 512, 1024, 2048, 4096, ROWS_MAX];
+/// Two samples in one product: a batch, or the two branches of guidance.
+const ROWS_MAX: u64 = 2 * ROWS;
 /// FLUX's linear layers (K, N) with what follows them.
 const LAYERS: [(u64, u64, Epilogue); 7] = [
     (3072, 9216, Epilogue::Bias),
@@ -43,6 +45,8 @@ struct Rig {
     kernels: Kernels,
     stream: Stream,
     arena: Arena,
+    /// What was pinned so far.
+    pinned: Vec<(Kind, Config)>,
 }
 
 /// One layer in one format, with its operands on the device.
@@ -73,16 +77,12 @@ pub(crate) fn run(libraries: &Libraries) -> Result<()> {
     let gpu = Gpu::start()?;
     libraries.blas_lt()?;
     let (lt, kernels, stream) = (Lt::new()?, Kernels::load()?, Stream::new()?);
-    println!(
-        "cublasLt {} from {}",
-        Lt::version(),
-        library::mapped_path("cublasLt").unwrap_or_default()
-    );
-    let mut rig = Rig { lt, kernels, stream, arena: Arena::new(2 << 30)? };
+    println!("cublasLt {} from {}", Lt::version(), library::mapped_paths("cublasLt"));
+    let mut rig = Rig { lt, kernels, stream, arena: Arena::new(3 << 30)?, pinned: Vec::new() };
     println!("algorithm = id/tile/stages/split/reduction/swizzle/custom/inner/cluster");
     let mut table = vec![
-        "| K x N | epilogue | format | ms at 4608 | TFLOP/s | workspace | algorithm | relative error | offered/refused somewhere/rows unequal/distinct results | pinned over free choice at M = 1, 77, 256, 512, 1024 | free choice there: bits equal | rebuilt |".to_string(),
-        "|---|---|---|---|---|---|---|---|---|---|---|---|".to_string(),
+        "| K x N | epilogue | format | ms at 4608 | TFLOP/s | workspace | algorithm | relative error | offered/refused somewhere/rows unequal/distinct results | us at M = 1, 77, 256, 512, 1024: pinned/fastest bit-equal/free choice | free choice bit-equal | ms with no workspace | rebuilt |".to_string(),
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|".to_string(),
     ];
     for (depth, columns, epilogue) in LAYERS {
         for kind in KINDS {
@@ -113,8 +113,8 @@ impl Rig {
     ) -> Result<String> {
         let case = self.prepare(kind, columns, depth, epilogue)?;
         let product = case.product(ROWS)?;
-        let candidates = self.lt.candidates(&product, WORKSPACE_BYTES, false, CANDIDATE_MAX)?;
         let label = format!("{depth} x {columns} {epilogue:?} {}", kind.name());
+        let candidates = self.offered(&case, &product, &label)?;
         let (mut refused, mut unequal, mut results) = (0, 0, Vec::new());
         let mut best: Option<(f64, f64, Candidate)> = None;
         for (rank, candidate) in candidates.iter().enumerate() {
@@ -154,14 +154,16 @@ impl Rig {
         let offered = format!("{}/{refused}/{unequal}/{}", candidates.len(), results.len());
         let head = format!("| {depth} x {columns} | {epilogue:?} | {} |", kind.name());
         let Some((milliseconds, error, pinned)) = best else {
-            return Ok(format!("{head} none keeps the rule | | | | | {offered} | | | |"));
+            return Ok(format!("{head} none keeps the rule | | | | | {offered} | | | | |"));
         };
         self.reference(&case, &product, &pinned)?;
-        let (ratios, equal) = self.price(&case, &pinned)?;
+        self.pinned.push((kind, pinned.config));
+        let (times, equal) = self.price(&case, &pinned)?;
+        let bare = self.without_workspace(&case, &product)?;
         let rebuilt = self.rebuilt(&case, &product, &pinned);
         let rate = 2.0 * (ROWS * columns * depth) as f64 / (milliseconds * 1e9);
         Ok(format!(
-            "{head} {milliseconds:.4} | {rate:.0} | {} | {} | {error:.1e} | {offered} | {ratios} | {equal} | {rebuilt} |",
+            "{head} {milliseconds:.4} | {rate:.0} | {} | {} | {error:.1e} | {offered} | {times} | {equal} | {bare} | {rebuilt} |",
             pinned.workspace_bytes, pinned.config
         ))
     }
@@ -175,14 +177,14 @@ impl Rig {
     ) -> Result<Case> {
         let operand = kind.element_bytes();
         let arena = &mut self.arena;
-        let x = arena.take(ROWS * depth * operand)?;
+        let x = arena.take(ROWS_MAX * depth * operand)?;
         let mut weights = [0; WEIGHT_COPIES as usize];
         for weight in &mut weights {
             *weight = arena.take(columns * depth * operand)?;
         }
         let side = Side {
             bias: arena.take(columns * 2)?,
-            x_scale: arena.take(ROWS * 4)?,
+            x_scale: arena.take(ROWS_MAX * 4)?,
             w_scale: arena.take(columns * 4)?,
         };
         let case = Case {
@@ -194,19 +196,19 @@ impl Rig {
             x,
             weights,
             reference: arena.take(ROWS * columns * 2)?,
-            out: arena.take(ROWS * columns * 2)?,
+            out: arena.take(ROWS_MAX * columns * 2)?,
             workspace: arena.take(WORKSPACE_BYTES)?,
             unequal: arena.take(8)?,
         };
         let fill = if kind == Kind::Bf16 { "fill_bf16" } else { "fill_e4m3" };
         // fp8 operands use most of e4m3's range and carry their size in the scales.
         let (x_size, w_size) = if kind == Kind::Bf16 { (1.0, 0.02) } else { (60.0, 60.0) };
-        self.fill(fill, case.x, ROWS * depth, 1, x_size)?;
+        self.fill(fill, case.x, ROWS_MAX * depth, 1, x_size)?;
         for (copy, &weight) in case.weights.iter().enumerate() {
             self.fill(fill, weight, columns * depth, 2 + copy as u64, w_size)?;
         }
         self.fill("fill_bf16", side.bias, columns, 9, 0.5)?;
-        self.fill("fill_scale", side.x_scale, ROWS, 10, 1.0 / 60.0)?;
+        self.fill("fill_scale", side.x_scale, ROWS_MAX, 10, 1.0 / 60.0)?;
         self.fill("fill_scale", side.w_scale, columns, 11, 0.02 / 60.0)?;
         Ok(case)
     }
@@ -270,7 +272,7 @@ impl Rig {
         }
         let mut unequal = 0;
         // The last rows begin at a multiple of 64, so that every address stays 256-aligned, as in a plan.
-        for first in [0, (ROWS - rows) / 64 * 64] {
+        for first in [0, ROWS.saturating_sub(rows) / 64 * 64] {
             // A scale per row belongs to its row: later rows need later scales.
             let product = case.product_at(rows, first)?;
             self.stream.fill(case.out, 0xff, rows * case.columns * 2)?;
@@ -279,7 +281,7 @@ impl Rig {
             {
                 return Ok(Rows::Refused(format!("run: {error}")));
             }
-            unequal += self.unequal(case, first, rows)?;
+            unequal += self.unequal(case, first, rows.min(ROWS))?;
         }
         Ok(Rows::Ran { unequal, workspace_bytes })
     }
@@ -330,30 +332,75 @@ impl Rig {
         Ok(median(replays.collect::<Result<_>>()?) / calls as f64)
     }
 
-    /// The pinned algorithm's time over the heuristic's free choice (splits allowed), and whether that choice gives the same bits.
+    /// At each small M: microseconds of the pinned algorithm, of the fastest bit-equal one, and of the heuristic's free choice (splits allowed).
     fn price(&self, case: &Case, pinned: &Candidate) -> Result<(String, String)> {
-        let (mut ratios, mut equal) = (Vec::new(), Vec::new());
+        let (mut times, mut equal) = (Vec::new(), Vec::new());
         for rows in [1, 77, 256, 512, 1024] {
             let product = case.product(rows)?;
-            let Some(free) =
-                self.lt.candidates(&product, WORKSPACE_BYTES, true, 1)?.into_iter().next()
-            else {
-                ratios.push("none".to_string());
-                continue;
-            };
-            let (at_pinned, at_free) =
-                (self.time(case, &product, pinned, rows)?, self.time(case, &product, &free, rows)?);
-            ratios.push(format!("{:.2} ({:.1} us)", at_pinned / at_free, at_pinned * 1e3));
-            self.stream.fill(case.out, 0xff, rows * case.columns * 2)?;
-            self.lt.run(&product, &free.algorithm, case.call(0, case.out), self.stream)?;
-            let is_equal = self.unequal(case, 0, rows)? == 0;
-            equal.push(format!(
-                "{}{}",
-                if is_equal { "yes" } else { "no" },
-                if free.config.split > 1 { " (split)" } else { "" }
-            ));
+            let at_pinned = self.time(case, &product, pinned, rows)?;
+            let mut kin = at_pinned;
+            let others =
+                self.lt.candidates(&product, WORKSPACE_BYTES, false, 8).unwrap_or_default();
+            for other in &others {
+                if self.is_equal(case, &product, other, rows)? {
+                    kin = kin.min(self.time(case, &product, other, rows)?);
+                } else {
+                    equal.push(format!("{rows}: NO for {}", other.config));
+                }
+            }
+            let free = self.lt.candidates(&product, WORKSPACE_BYTES, true, 1)?.into_iter().next();
+            let Some(free) = free else { continue };
+            let at_free = self.time(case, &product, &free, rows)?;
+            let is_equal = self.is_equal(case, &product, &free, rows)?;
+            times.push(format!("{:.1}/{:.1}/{:.1}", at_pinned * 1e3, kin * 1e3, at_free * 1e3));
+            let split = if free.config.split > 1 { " (split)" } else { "" };
+            equal.push(format!("{rows}: {}{split}", if is_equal { "yes" } else { "no" }));
         }
-        Ok((ratios.join(", "), equal.join(", ")))
+        Ok((times.join(", "), equal.join(", ")))
+    }
+
+    fn is_equal(
+        &self,
+        case: &Case,
+        product: &Product,
+        candidate: &Candidate,
+        rows: u64,
+    ) -> Result<bool> {
+        self.stream.fill(case.out, 0xff, rows * case.columns * 2)?;
+        self.lt.run(product, &candidate.algorithm, case.call(0, case.out), self.stream)?;
+        Ok(self.unequal(case, 0, rows)? == 0)
+    }
+
+    /// Milliseconds of the heuristic's choice where no workspace is given.
+    fn without_workspace(&self, case: &Case, product: &Product) -> Result<String> {
+        let offered = self.lt.candidates(product, 0, false, 1).unwrap_or_default();
+        let Some(candidate) = offered.into_iter().next() else { return Ok("none".into()) };
+        let milliseconds = self.time(case, product, &candidate, ROWS)?;
+        Ok(format!("{milliseconds:.4} ({})", candidate.config))
+    }
+
+    /// What the heuristic offers without splits; where it offers nothing, what was pinned for the last layer of this format.
+    fn offered(&self, case: &Case, product: &Product, label: &str) -> Result<Vec<Candidate>> {
+        let refusal = match self.lt.candidates(product, WORKSPACE_BYTES, false, CANDIDATE_MAX) {
+            Ok(candidates) if !candidates.is_empty() => return Ok(candidates),
+            Ok(_) => "nothing without a split".to_string(),
+            Err(error) => error.to_string(),
+        };
+        let with_splits = match self.lt.candidates(product, WORKSPACE_BYTES, true, 1) {
+            Ok(candidates) => {
+                candidates.iter().map(|candidate| candidate.config.to_string()).collect()
+            }
+            Err(error) => error.to_string(),
+        };
+        println!("{label}: heuristic {refusal}; with splits allowed: {with_splits}");
+        let Some((_, config)) = self.pinned.iter().rev().find(|(kind, _)| *kind == case.kind)
+        else {
+            return Ok(Vec::new());
+        };
+        let algorithm = self.lt.rebuild(product, config)?;
+        let workspace_bytes = self.lt.check(product, &algorithm)?;
+        println!("{label}: {config}, pinned for another layer, is accepted");
+        Ok(vec![Candidate { algorithm, workspace_bytes, config: *config }])
     }
 
     /// Whether the algorithm made from the configuration alone is accepted and gives the same bits.

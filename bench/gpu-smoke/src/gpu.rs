@@ -16,7 +16,11 @@ pub(crate) type Address = sys::CUdeviceptr;
 /// The primary context of the first device.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
+    context: sys::CUcontext,
 }
+
+// SAFETY: the driver lets any thread make a context current and serialises its own state.
+unsafe impl Sync for Gpu {}
 
 impl Gpu {
     /// Starts the driver and makes the first device's primary context current, or says that there is no driver.
@@ -35,7 +39,12 @@ impl Gpu {
         let mut context = ptr::null_mut();
         driver!(cuDevicePrimaryCtxRetain(&mut context, device))?;
         driver!(cuCtxSetCurrent(context))?;
-        Ok(Self { device })
+        Ok(Self { device, context })
+    }
+
+    /// Makes the context current in the calling thread too.
+    pub(crate) fn enter(&self) -> Result<()> {
+        driver!(cuCtxSetCurrent(self.context))
     }
 
     /// The device's name.
@@ -200,6 +209,15 @@ impl Event {
     /// Marks the present end of `stream`.
     pub(crate) fn record(self, stream: Stream) -> Result<()> {
         driver!(cuEventRecord(self.raw, stream.raw))
+    }
+
+    /// Whether the device has passed this event.
+    pub(crate) fn is_reached(self) -> Result<bool> {
+        match driver!(cuEventQuery(self.raw)) {
+            Ok(()) => Ok(true),
+            Err(Error::Driver { code, .. }) if code == "CUDA_ERROR_NOT_READY" => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Milliseconds from `begin` to this event; waits for this event.

@@ -59,14 +59,18 @@ impl Libraries {
     }
 }
 
-/// The path from which a library is mapped now, if it is.
-pub(crate) fn mapped_path(stem: &str) -> Option<String> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+/// Every path from which a library is mapped now: two of them mean that the search path shadowed what was preloaded.
+pub(crate) fn mapped_paths(stem: &str) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let wanted = format!("/lib{stem}.so");
-    maps.lines()
+    let mut paths: Vec<&str> = maps
+        .lines()
         .filter_map(|line| line.split_whitespace().nth(5))
-        .find(|path| path.contains(&wanted))
-        .map(String::from)
+        .filter(|path| path.contains(&wanted))
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths.join(" and ")
 }
 
 fn open_global(path: &Path) -> bool {

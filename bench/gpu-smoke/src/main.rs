@@ -12,6 +12,7 @@ mod error;
 mod file;
 mod gemm;
 mod gpu;
+mod lanes;
 mod library;
 mod lt;
 mod process;
@@ -41,8 +42,12 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let part = arguments.next().ok_or_else(|| Error::Usage("no part named".into()))?;
     let mut libraries = Libraries::default();
     let mut path = PathBuf::from("/dev/shm/plimsoll-smoke.bin");
-    let (mut blocks, mut block_mib) = (57, 288);
+    let (mut blocks, mut block_mib, mut is_short) = (57, 288, false);
     while let Some(option) = arguments.next() {
+        if option == "--short" {
+            is_short = true;
+            continue;
+        }
         let value =
             arguments.next().ok_or_else(|| Error::Usage(format!("{option} needs a value")))?;
         let number = || {
@@ -58,10 +63,13 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
             _ => return Err(Error::Usage(format!("unknown option {option}"))),
         }
     }
+    let block_bytes = block_mib << 20;
     match part.as_str() {
         "start" => start::run(),
         "gemm" => gemm::run(&libraries),
-        "step" => step::run(&libraries, &path, blocks * (block_mib << 20), block_mib << 20),
+        "step" => {
+            step::run(&libraries, &step::Options { path: &path, blocks, block_bytes, is_short })
+        }
         "bytes" => bytes::run(&libraries, &path),
         "attention" => attention::run(&libraries),
         other => Err(Error::Usage(format!("unknown part {other}"))),

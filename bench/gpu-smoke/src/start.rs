@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
         gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         meter.driver().unwrap_or_default(),
         gpu.driver_version()?,
-        library::mapped_path("cuda").unwrap_or_default()
+        library::mapped_paths("cuda")
     );
     for limit in [
         CUlimit::CU_LIMIT_STACK_SIZE,

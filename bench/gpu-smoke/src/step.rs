@@ -1,472 +1,190 @@
 //! Part (c): a step-shaped CUDA graph, 57 copies from a registered file and 57 products through a few slots.
 //!
-//! The copy lane runs `slots - 1` blocks ahead and wraps over the end of the step, as the design has it.
-//! Two events a slot (`full`, `free`) order the lanes; in a capture they become edges between nodes.
-//! Every product's output is summed and compared with a run without overlap, so that a missing edge is counted and not only timed.
+//! Variants of the ring and of the cut into graphs are replayed and compared with the bare link and with the products alone.
+//! Beside them stand questions about the host's side: how long a launch call holds its thread, whether another thread can use the driver
+//! meanwhile, and what a registration demands of the ranges it is given.
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::Mapping;
-use crate::gpu::{
-    Address, Arena, Argument, Event, Gpu, Graph, Kernels, Stream, median, mib, read_words,
-    write_words,
-};
+use crate::gpu::{Event, Gpu, Stream, median, mib};
+use crate::lanes::{BLOCKS, Rig, Shape};
 use crate::library::Libraries;
-use crate::lt::{Call, Candidate, Epilogue, Kind, Lt, Product, Side};
 
-/// Blocks of FLUX's transformer.
-pub(crate) const BLOCKS: u64 = 57;
-const ROWS: u64 = 4608;
-const DEPTH: u64 = 3072;
-const STAMPS: u64 = 4096;
-const WORKSPACE_BYTES: u64 = 4 << 20;
-
-/// What one graph holds and how it is cut.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    /// Slots of the ring.
-    pub(crate) slots: u64,
-    /// Each block keeps its slot in every step; otherwise the ring runs on and the slots move from step to step.
-    pub(crate) fixed: bool,
-    /// Products a block; more of them make the step compute-bound.
-    pub(crate) products: u64,
-    /// Copies a block, as an unpacked file would need.
-    pub(crate) cuts: u64,
-    /// Graphs a step.
-    pub(crate) graphs: u64,
-    /// Whether blocks are copied at all.
-    pub(crate) copies: bool,
-    /// Whether copies wait for `free`; false plants the fault that the sums must find.
-    pub(crate) waits: bool,
-    /// Whether products are summed and compared.
-    pub(crate) checks: bool,
-}
-
-impl Shape {
-    /// The plain case: two slots, one product and one copy a block, one graph a step.
-    pub(crate) const PLAIN: Self = Self {
-        slots: 2,
-        fixed: true,
-        products: 1,
-        cuts: 1,
-        graphs: 1,
-        copies: true,
-        waits: true,
-        checks: true,
-    };
-}
-
-/// Everything that a step needs, on both sides of the link.
-pub(crate) struct Rig {
-    lt: Lt,
-    kernels: Kernels,
-    compute: Stream,
-    copy: Stream,
-    mapping: Mapping,
-    /// Bytes of one block.
+/// Where the file lies and how much of the part is asked for.
+pub(crate) struct Options<'a> {
+    /// The file, made and removed here.
+    pub(crate) path: &'a Path,
+    /// Its length in blocks.
+    pub(crate) blocks: u64,
+    /// Bytes of a block.
     pub(crate) block_bytes: u64,
-    windows: u64,
-    slots: Vec<(Address, Event, Event)>,
-    product: Product,
-    algorithm: Candidate,
-    x: Address,
-    out: Address,
-    workspace: Address,
-    sums: Address,
-    expected: Address,
-    wrong: Address,
-    times: Address,
-    cursor: Address,
+    /// Only the plain variants.
+    pub(crate) is_short: bool,
 }
 
-/// Figures of one variant.
-struct Outcome {
-    step_ms: Vec<f64>,
-    gap_us: Vec<f64>,
-    total_ms: f64,
-    launch_us: f64,
-    wrong: u64,
-    nodes: usize,
-    edges: usize,
-}
-
-impl Rig {
-    /// Sets up `slots` slots of `block_bytes` over a file; where it is smaller than the step, blocks share its windows.
-    pub(crate) fn new(mapping: Mapping, block_bytes: u64, slots: u64) -> Result<Self> {
-        let columns = block_bytes / 2 / DEPTH;
-        let out_bytes = ROWS * columns * 2;
-        let words = STAMPS + 3 * BLOCKS + 16;
-        let mut arena = Arena::new(
-            slots * block_bytes
-                + out_bytes
-                + ROWS * DEPTH * 2
-                + WORKSPACE_BYTES
-                + words * 8
-                + (1 << 16),
-        )?;
-        let (lt, kernels) = (Lt::new()?, Kernels::load()?);
-        let slots = (0..slots)
-            .map(|_| Ok((arena.take(block_bytes)?, Event::new()?, Event::new()?)))
-            .collect::<Result<_>>()?;
-        let product =
-            Lt::product(Kind::Bf16, (ROWS, columns, DEPTH), Epilogue::None, Side::default())?;
-        let offered = lt.candidates(&product, WORKSPACE_BYTES, false, 1)?;
-        let Some(&algorithm) = offered.first() else {
-            unreachable!("cuBLASLt has an algorithm for every bf16 product")
-        };
-        let windows = (mapping.bytes / block_bytes).min(BLOCKS);
-        let rig = Self {
-            lt,
-            kernels,
-            compute: Stream::new()?,
-            copy: Stream::new()?,
-            mapping,
-            block_bytes,
-            windows,
-            slots,
-            product,
-            algorithm,
-            x: arena.take(ROWS * DEPTH * 2)?,
-            out: arena.take(out_bytes)?,
-            workspace: arena.take(WORKSPACE_BYTES)?,
-            sums: arena.take(BLOCKS * 8)?,
-            expected: arena.take(BLOCKS * 8)?,
-            wrong: arena.take(8)?,
-            times: arena.take(STAMPS * 8)?,
-            cursor: arena.take(8)?,
-        };
-        let fill = [
-            Argument::Word(rig.x),
-            Argument::Word(ROWS * DEPTH),
-            Argument::Word(5),
-            Argument::Float(1.0),
-        ];
-        rig.kernels.launch("fill_bf16", (1024, 256, 0), &fill, rig.compute)?;
-        rig.expect()?;
-        Ok(rig)
-    }
-
-    /// The sums that a run without overlap gives.
-    fn expect(&self) -> Result<()> {
-        self.compute.fill(self.sums, 0, BLOCKS * 8)?;
-        for block in 0..BLOCKS {
-            self.copy_block(block, 0, 1, self.compute)?;
-            self.multiply(0, self.compute)?;
-            self.sum(block, self.compute)?;
-        }
-        self.compute.synchronize()?;
-        write_words(self.expected, &read_words(self.sums, BLOCKS as usize)?)?;
-        self.compute.fill(self.sums, 0, BLOCKS * 8)?;
-        self.compute.synchronize()
-    }
-
-    fn window(&self, block: u64) -> u64 {
-        block % self.windows * self.block_bytes
-    }
-
-    fn copy_block(&self, block: u64, slot: u64, cuts: u64, stream: Stream) -> Result<()> {
-        let piece = self.block_bytes / cuts;
-        let target = self.slots[slot as usize].0;
-        (0..cuts).try_for_each(|cut| {
-            stream.copy_in(
-                target + cut * piece,
-                self.mapping.at(self.window(block) + cut * piece),
-                piece,
-            )
-        })
-    }
-
-    fn multiply(&self, slot: u64, stream: Stream) -> Result<()> {
-        let call = Call {
-            x: self.x,
-            w: self.slots[slot as usize].0,
-            out: self.out,
-            workspace: self.workspace,
-            workspace_bytes: WORKSPACE_BYTES,
-        };
-        self.lt.run(&self.product, &self.algorithm.algorithm, call, stream)
-    }
-
-    fn sum(&self, block: u64, stream: Stream) -> Result<()> {
-        let words = ROWS * (self.block_bytes / 2 / DEPTH) / 2;
-        let arguments = [self.out, words, self.sums + block * 8].map(Argument::Word);
-        self.kernels.launch("checksum", (1056, 256, 0), &arguments, stream)
-    }
-
-    fn settle(&self, block: u64, stream: Stream) -> Result<()> {
-        let arguments =
-            [self.sums + block * 8, self.expected + block * 8, self.wrong].map(Argument::Word);
-        self.kernels.launch("settle", (1, 1, 0), &arguments, stream)
-    }
-
-    fn stamp(&self, stream: Stream) -> Result<()> {
-        self.kernels.launch(
-            "stamp",
-            (1, 1, 0),
-            &[self.times, self.cursor, STAMPS].map(Argument::Word),
-            stream,
-        )
-    }
-
-    /// The slot of the `visit`-th block since the start.
-    fn slot(shape: Shape, visit: u64) -> u64 {
-        (if shape.fixed { visit % BLOCKS } else { visit }) % shape.slots
-    }
-
-    /// Enqueues visits `from..to` and the copies for the visits that lie `slots - 1` further on, which wrap into the next step.
-    fn enqueue(&self, shape: Shape, from: u64, to: u64) -> Result<()> {
-        let ahead = shape.slots - 1;
-        for visit in from..to {
-            let (_, full, free) = self.slots[Self::slot(shape, visit) as usize];
-            if shape.copies && visit >= from + ahead {
-                self.compute.wait(full)?;
-            }
-            for _ in 0..shape.products {
-                self.multiply(Self::slot(shape, visit), self.compute)?;
-            }
-            if shape.checks {
-                self.sum(visit % BLOCKS, self.compute)?;
-                self.settle(visit % BLOCKS, self.compute)?;
-            }
-            free.record(self.compute)?;
-            if shape.copies {
-                let next = visit + ahead;
-                let target = Self::slot(shape, next);
-                let (_, full, free) = self.slots[target as usize];
-                // A slot last read before this graph is free already: the graph begins after that one has ended.
-                let read_here = (from..=visit).any(|reader| Self::slot(shape, reader) == target);
-                if shape.waits && read_here {
-                    self.copy.wait(free)?;
-                }
-                self.copy_block(next % BLOCKS, target, shape.cuts, self.copy)?;
-                full.record(self.copy)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Captures one stretch of a step, with a stamp of the clock at either end.
-    pub(crate) fn capture(&self, shape: Shape, from: u64, to: u64) -> Result<Graph> {
-        self.compute.capture(|| {
-            self.stamp(self.compute)?;
-            let fork = Event::new()?;
-            fork.record(self.compute)?;
-            self.copy.wait(fork)?;
-            self.enqueue(shape, from, to)?;
-            let join = Event::new()?;
-            join.record(self.copy)?;
-            self.compute.wait(join)?;
-            self.stamp(self.compute)
-        })
-    }
-
-    /// The compute lane.
-    pub(crate) fn stream(&self) -> Stream {
-        self.compute
-    }
-
-    /// Puts the first blocks into their slots, as the program before the steady step would.
-    pub(crate) fn fill_slots(&self, shape: Shape) -> Result<()> {
-        for visit in 0..shape.slots.max(2) - 1 {
-            self.copy_block(visit, Self::slot(shape, visit), 1, self.copy)?;
-        }
-        self.copy.synchronize()?;
-        for address in [self.wrong, self.cursor] {
-            write_words(address, &[0])?;
-        }
-        Ok(())
-    }
-
-    /// Replays `steps` steps of a shape.
-    fn replay(&self, shape: Shape, steps: u64) -> Result<Outcome> {
-        // Where slots move from step to step, as many graphs are needed as it takes to come round.
-        let period =
-            if shape.fixed || BLOCKS.is_multiple_of(shape.slots) { 1 } else { shape.slots };
-        let cut = BLOCKS.div_ceil(shape.graphs);
-        let mut graphs = Vec::new();
-        for step in 0..period {
-            for part in 0..shape.graphs {
-                let (from, to) = (part * cut, ((part + 1) * cut).min(BLOCKS));
-                graphs.push(self.capture(shape, step * BLOCKS + from, step * BLOCKS + to)?);
-            }
-        }
-        self.fill_slots(shape)?;
-        graphs.iter().try_for_each(|graph| graph.upload(self.compute))?;
-        self.compute.synchronize()?;
-        let begin = Instant::now();
-        let mut launch_us = 0.0;
-        let total_ms = self.compute.time_ms(|| {
-            (0..steps * shape.graphs).try_for_each(|launch| {
-                graphs[launch as usize % graphs.len()].launch(self.compute)
-            })?;
-            launch_us = begin.elapsed().as_secs_f64() * 1e6 / (steps * shape.graphs) as f64;
-            Ok(())
-        })?;
-        self.compute.synchronize()?;
-        let stamps = read_words(self.times, (2 * steps * shape.graphs) as usize)?;
-        let span = |from: usize, to: usize| stamps[to].wrapping_sub(stamps[from]) as f64;
-        let per_step = 2 * shape.graphs as usize;
-        let step_ms = (0..steps as usize)
-            .map(|step| span(step * per_step, step * per_step + per_step - 1) / 1e6)
-            .collect();
-        let gap_us =
-            (1..stamps.len() / 2).map(|launch| span(2 * launch - 1, 2 * launch) / 1e3).collect();
-        Ok(Outcome {
-            step_ms,
-            gap_us,
-            total_ms,
-            launch_us,
-            wrong: read_words(self.wrong, 1)?[0],
-            nodes: graphs.iter().map(|graph| graph.node_count).sum(),
-            edges: graphs.iter().map(|graph| graph.edge_count).sum(),
-        })
-    }
-
-    /// The same steps put on the two streams directly: no graph, no seam.
-    fn without_graph(&self, shape: Shape, steps: u64) -> Result<(f64, f64, u64)> {
-        self.fill_slots(shape)?;
-        let begin = Instant::now();
-        let mut host_us = 0.0;
-        let total_ms = self.compute.time_ms(|| {
-            self.enqueue(shape, 0, steps * BLOCKS)?;
-            host_us = begin.elapsed().as_secs_f64() * 1e6 / steps as f64;
-            Ok(())
-        })?;
-        self.copy.synchronize()?;
-        Ok((total_ms / steps as f64, host_us, read_words(self.wrong, 1)?[0]))
-    }
-
-    /// GB/s of the bare copy lane: the step's copies and nothing else.
-    fn bare_link(&self) -> Result<f64> {
-        let times = (0..3).map(|_| {
-            self.copy.time_ms(|| {
-                (0..BLOCKS).try_for_each(|block| self.copy_block(block, block % 2, 1, self.copy))
-            })
-        });
-        Ok(self.step_bytes() / (median(times.collect::<Result<_>>()?) * 1e6))
-    }
-
-    fn step_bytes(&self) -> f64 {
-        (BLOCKS * self.block_bytes) as f64
-    }
-
-    /// One copy over the boundary of two registrations.
-    fn boundary(&self, boundary: u64) -> String {
-        let half = self.block_bytes / 2;
-        let target = self.slots[0].0;
-        let attempt = || {
-            self.copy.time_ms(|| {
-                self.copy.copy_in(target, self.mapping.at(boundary - half), self.block_bytes)
-            })
-        };
-        match attempt().and_then(|_| attempt()) {
-            Ok(milliseconds) => {
-                format!("works, {:.1} GB/s", self.block_bytes as f64 / (milliseconds * 1e6))
-            }
-            Err(error) => format!("refused: {error}"),
-        }
-    }
-}
-
-/// Runs the part on a file of `bytes` at `path`, with blocks of `block_bytes`.
-pub(crate) fn run(libraries: &Libraries, path: &Path, bytes: u64, block_bytes: u64) -> Result<()> {
+/// Runs the part.
+pub(crate) fn run(libraries: &Libraries, options: &Options<'_>) -> Result<()> {
     let gpu = Gpu::start()?;
     libraries.blas_lt()?;
-    let readable =
-        gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)?;
-    let begin = Instant::now();
-    Mapping::create(path, bytes, 16)?;
-    let written = begin.elapsed().as_secs_f64();
-    let begin = Instant::now();
-    let mapping = Mapping::open(path)?;
-    let populated = begin.elapsed().as_secs_f64();
-    let piece = (1_u64 << 30) / block_bytes * block_bytes;
-    let registered = mapping.register(piece)?;
-    println!(
-        "file {} of {:.0} MiB: written in {written:.2} s, populated in {populated:.3} s, registered in {registered:.3} s in pieces of {:.0} MiB (READ_ONLY attribute {readable})",
-        path.display(),
-        mib(bytes),
-        mib(piece)
-    );
-    let rig = Rig::new(mapping, block_bytes, 3)?;
-    println!(
-        "blocks {BLOCKS} x {:.1} MiB, {} distinct, product algorithm {}",
-        mib(block_bytes),
-        rig.windows,
-        rig.algorithm.config
-    );
+    let piece = (1_u64 << 30) / options.block_bytes * options.block_bytes;
+    let mapping = prepare(&gpu, options, piece)?;
+    let rig = Rig::new(mapping, options.block_bytes, 3)?;
+    println!("{}", rig.setting());
     println!("bare link: {:.2} GB/s", rig.bare_link()?);
     println!("a copy over the boundary of two registrations: {}", rig.boundary(piece));
     let plain = Shape::PLAIN;
-    let variants = [
+    let mut variants = vec![
         ("2 slots, fixed offsets, one graph", plain, 30),
-        ("2 slots, fixed offsets, no sums", Shape { checks: false, ..plain }, 10),
         ("2 slots, moving offsets, two graphs in turn", Shape { fixed: false, ..plain }, 10),
         ("3 slots, fixed offsets (57 = 3 x 19)", Shape { slots: 3, ..plain }, 10),
-        ("2 slots, three graphs a step", Shape { graphs: 3, ..plain }, 10),
-        ("2 slots, 19 graphs a step", Shape { graphs: 19, ..plain }, 10),
-        ("2 slots, 8 copies a block", Shape { cuts: 8, ..plain }, 10),
-        ("2 slots, 32 copies a block", Shape { cuts: 32, ..plain }, 10),
-        ("products alone, one a block", Shape { copies: false, ..plain }, 10),
-        ("products alone, four a block", Shape { copies: false, products: 4, ..plain }, 10),
-        ("2 slots, four products a block", Shape { products: 4, ..plain }, 10),
-        ("3 slots, four products a block", Shape { slots: 3, products: 4, ..plain }, 10),
-        (
-            "2 slots, four products, `free` edges left out",
-            Shape { products: 4, waits: false, ..plain },
-            4,
-        ),
     ];
-    let mut table = String::from(
-        "| variant | steps | nodes/edges | ms a step (min, median, max) | GB/s | gap us (median, max) | all steps ms | host us a launch | wrong blocks |\n|---|---|---|---|---|---|---|---|---|\n",
+    if !options.is_short {
+        let four = Shape { products: 4, ..plain };
+        variants.extend([
+            ("2 slots, fixed offsets, no sums", Shape { checks: false, ..plain }, 10),
+            ("2 slots, three graphs a step", Shape { graphs: 3, ..plain }, 10),
+            ("2 slots, 19 graphs a step", Shape { graphs: 19, ..plain }, 10),
+            ("2 slots, 8 copies a block", Shape { cuts: 8, ..plain }, 10),
+            ("2 slots, 32 copies a block", Shape { cuts: 32, ..plain }, 10),
+            ("products alone, one a block", Shape { copies: false, ..plain }, 10),
+            ("products alone, four a block", Shape { copies: false, ..four }, 10),
+            ("2 slots, four products a block", four, 10),
+            ("3 slots, four products a block", Shape { slots: 3, ..four }, 10),
+            ("2 slots, four products, `free` edges left out", Shape { waits: false, ..four }, 4),
+        ]);
+    }
+    println!(
+        "| variant | steps | nodes/edges | ms a step (min, median, max) | GB/s | gap us (median, max) | all steps ms | wrong blocks |\n|---|---|---|---|---|---|---|---|"
     );
+    let mut launches = String::new();
     for (name, shape, steps) in variants {
-        let outcome = rig.replay(shape, steps)?;
-        let least = outcome.step_ms.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = outcome.step_ms.iter().copied().fold(0.0, f64::max);
-        let longest = outcome.gap_us.iter().copied().fold(0.0, f64::max);
-        let rate = if shape.copies {
-            rig.step_bytes() / (outcome.total_ms / steps as f64 * 1e6)
-        } else {
-            0.0
-        };
-        let _ = writeln!(
-            table,
-            "| {name} | {steps} | {}/{} | {least:.2}, {:.2}, {most:.2} | {rate:.2} | {:.1}, {longest:.1} | {:.1} | {:.0} | {} of {} |",
-            outcome.nodes,
-            outcome.edges,
-            median(outcome.step_ms.clone()),
-            median(outcome.gap_us.clone()),
-            outcome.total_ms,
-            outcome.launch_us,
-            outcome.wrong,
-            steps * BLOCKS
-        );
+        let (row, launch) = variant(&gpu, &rig, name, shape, steps)?;
+        println!("{row}");
+        launches += &launch;
     }
     let moving = Shape { fixed: false, ..plain };
-    for (name, shape) in [
-        ("2 slots, streams without a graph", moving),
-        ("2 slots, streams, four products", Shape { products: 4, ..moving }),
-    ] {
-        let (step_ms, host_us, wrong) = rig.without_graph(shape, 10)?;
-        let rate = rig.step_bytes() / (step_ms * 1e6);
-        let _ = writeln!(
-            table,
-            "| {name} | 10 | - | -, {step_ms:.2}, - | {rate:.2} | none | {:.1} | {host_us:.0} a step | {wrong} of {} |",
-            step_ms * 10.0,
-            10 * BLOCKS
-        );
+    let (step_ms, host_us, wrong) = rig.without_graph(moving, 10)?;
+    let rate = rig.step_bytes() / (step_ms * 1e6);
+    println!(
+        "| 2 slots, streams without a graph ({host_us:.0} us of host a step) | 10 | - | -, {step_ms:.2}, - | {rate:.2} | - | {:.1} | {wrong} of {} |",
+        step_ms * 10.0,
+        10 * BLOCKS
+    );
+    print!("{launches}");
+    println!("unregistered in {:.3} s", rig.unregister(piece)?);
+    if !options.is_short {
+        ranges(options.path)?;
     }
-    print!("{table}");
-    let unregistered = rig.mapping.unregister(piece)?;
-    println!("unregistered in {unregistered:.3} s");
-    std::fs::remove_file(path).map_err(|source| crate::error::Error::Io {
-        what: format!("removing {}", path.display()),
+    std::fs::remove_file(options.path).map_err(|source| Error::Io {
+        what: format!("removing {}", options.path.display()),
         source,
     })
+}
+
+fn prepare(gpu: &Gpu, options: &Options<'_>, piece: u64) -> Result<Mapping> {
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+    let begin = Instant::now();
+    Mapping::create(options.path, options.blocks * options.block_bytes, 16)?;
+    let written = begin.elapsed().as_secs_f64();
+    let begin = Instant::now();
+    let mapping = Mapping::open(options.path)?;
+    let populated = begin.elapsed().as_secs_f64();
+    let before = gpu.used_bytes()?;
+    let registered = mapping.register(piece)?;
+    println!(
+        "file {} of {:.0} MiB: written in {written:.2} s, populated in {populated:.3} s, registered in {registered:.3} s in pieces of {:.0} MiB (READ_ONLY attribute {}), {:.2} MiB of the device for it",
+        options.path.display(),
+        mib(mapping.bytes),
+        mib(piece),
+        gpu.attribute(attribute)?,
+        mib(gpu.used_bytes()? - before)
+    );
+    Ok(mapping)
+}
+
+/// Replays one variant while a second thread uses the driver; returns its row, and a line about the launch calls.
+fn variant(gpu: &Gpu, rig: &Rig, name: &str, shape: Shape, steps: u64) -> Result<(String, String)> {
+    let is_done = AtomicBool::new(false);
+    let (outcome, watched) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(gpu, &is_done));
+        let outcome = rig.replay(shape, steps);
+        is_done.store(true, Ordering::Relaxed);
+        let watched = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (outcome, watched)
+    });
+    let (outcome, (record_ms, info_ms)) = (outcome?, watched?);
+    let least = outcome.step_ms.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = outcome.step_ms.iter().copied().fold(0.0, f64::max);
+    let longest = outcome.gap_us.iter().copied().fold(0.0, f64::max);
+    let rate = rig.step_bytes() / (outcome.total_ms / steps as f64 * 1e6);
+    let copied = |text: String| if shape.copies { text } else { "-".into() };
+    let mut row = String::new();
+    // Writing to a string cannot fail.
+    let _ = write!(
+        row,
+        "| {name} | {steps} | {}/{} | {least:.2}, {:.2}, {most:.2} | {} | {:.1}, {longest:.1} | {:.1} | {} |",
+        outcome.nodes,
+        outcome.edges,
+        median(outcome.step_ms.clone()),
+        copied(format!("{rate:.2}")),
+        median(outcome.gap_us.clone()),
+        outcome.total_ms,
+        copied(format!("{} of {}", outcome.wrong, steps * BLOCKS))
+    );
+    let calls: Vec<String> =
+        outcome.launch_ms.iter().take(12).map(|call| format!("{call:.1}")).collect();
+    let launch = format!(
+        "launch calls of {name}, ms: {}; meanwhile another thread's longest record and query {record_ms:.2} ms, cuMemGetInfo {info_ms:.2} ms\n",
+        calls.join(" ")
+    );
+    Ok((row, launch))
+}
+
+/// Uses the driver every millisecond; returns the longest event record with query, and the longest `cuMemGetInfo`, in ms.
+fn watch(gpu: &Gpu, is_done: &AtomicBool) -> Result<(f64, f64)> {
+    gpu.enter()?;
+    let (stream, event) = (Stream::new()?, Event::new()?);
+    let (mut record_ms, mut info_ms) = (0.0_f64, 0.0_f64);
+    while !is_done.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        event.record(stream)?;
+        event.is_reached()?;
+        record_ms = record_ms.max(begin.elapsed().as_secs_f64() * 1e3);
+        let begin = Instant::now();
+        gpu.used_bytes()?;
+        info_ms = info_ms.max(begin.elapsed().as_secs_f64() * 1e3);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok((record_ms, info_ms))
+}
+
+/// What a registration demands: page alignment, disjoint pages, nothing twice.
+fn ranges(path: &Path) -> Result<()> {
+    let mapping = Mapping::open(path)?;
+    let page = 4096;
+    let cases = [
+        ("begins inside a page", 3 * page + 512, 4 * page),
+        ("ends inside a page", 16 * page, 4 * page + 512),
+        ("begins in the page where the last one ended", 20 * page + 512, 4 * page),
+        ("lies inside the second", 17 * page, page),
+        ("touches the second at a page boundary", 12 * page, 4 * page),
+    ];
+    let mut held = Vec::new();
+    for (name, offset, length) in cases {
+        match mapping.register_range(offset, length) {
+            Ok(()) => {
+                held.push(offset);
+                println!("a registration that {name}: accepted");
+            }
+            Err(error) => println!("a registration that {name}: {error}"),
+        }
+    }
+    held.into_iter().try_for_each(|offset| mapping.unregister_range(offset))
 }
