@@ -27,8 +27,8 @@ pub(crate) fn insert(
     path: &Path,
 ) -> Result<(), WeightsError> {
     if entries.contains_key(&canonical) {
-        let (path, second) = (path.to_owned(), source.to_owned());
-        return Err(WeightsError::Twice { path, first: canonical, second });
+        let (path, tensor) = (path.to_owned(), source.to_owned());
+        return Err(WeightsError::Twice { path, tensor, canonical });
     }
     entries.insert(canonical, entry);
     Ok(())
@@ -99,8 +99,8 @@ fn t5(mut raw: Entries, path: &Path) -> Result<Entries, WeightsError> {
             }
             Some(shared) if (shared.dtype, &shared.shape) == (entry.dtype, &entry.shape) => {}
             Some(_) => {
-                let (first, second) = (SHARED.to_owned(), tied.to_owned());
-                return Err(WeightsError::Twice { path: path.to_owned(), first, second });
+                let (tensor, canonical) = (tied.to_owned(), SHARED.to_owned());
+                return Err(WeightsError::Twice { path: path.to_owned(), tensor, canonical });
             }
         }
     }

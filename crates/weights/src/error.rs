@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::gguf::GgufError;
 use crate::header_error::HeaderError;
 use crate::layout::{Architecture, Layout};
 use crate::text::{Quoted, listed, one_line};
@@ -59,6 +60,14 @@ pub enum WeightsError {
         path: PathBuf,
         /// The reason, with the numbers.
         reason: HeaderError,
+    },
+    /// The head of a GGUF file is refused.
+    #[error("{}: {reason}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// The reason, with the numbers.
+        reason: GgufError,
     },
     /// The file is recognised, but stored in a way that is not read.
     #[error("{}: this is a {layout}: {advice}", path.display())]
@@ -183,14 +192,17 @@ pub enum WeightsError {
         parts: &'static str,
     },
     /// Two tensors of the files stand for one tensor of the model.
-    #[error("{}: {} and {} both stand for one tensor of the model", path.display(), Quoted(first), Quoted(second))]
+    #[error(
+        "{}: {} stands for {} of the model, which another tensor of the file is too",
+        path.display(), Quoted(tensor), Quoted(canonical)
+    )]
     Twice {
         /// The file.
         path: PathBuf,
-        /// One name.
-        first: String,
-        /// The other.
-        second: String,
+        /// The second one, by its name in the file.
+        tensor: String,
+        /// What both are to the model.
+        canonical: String,
     },
     /// The tensors are not those that the model needs.
     #[error("{0}")]

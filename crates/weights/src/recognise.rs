@@ -49,7 +49,7 @@ pub(crate) const PARTS: [(&str, &str); 12] = [
 ];
 
 /// A name that only this architecture has, with whose names the file then uses. First hit wins.
-const RULES: [(&str, Architecture, Layout); 54] = {
+const RULES: [(&str, Architecture, Layout); 55] = {
     use Architecture as A;
     use Layout::{Diffusers as D, Original as O};
     [
@@ -95,6 +95,7 @@ const RULES: [(&str, Architecture, Layout); 54] = {
         ("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight", A::Umt5Encoder, D),
         ("encoder.block.0.layer.0.SelfAttention.q.weight", A::T5Encoder, D),
         ("encoder.final_layer_norm.weight", A::T5Encoder, D),
+        ("enc.blk.0.attn_q.weight", A::T5Encoder, O),
         ("text_model.embeddings.token_embedding.weight", A::ClipText, D),
         ("text_model.encoder.layers.0.self_attn.q_proj.weight", A::ClipText, D),
         ("embeddings.token_embedding.weight", A::ClipText, D),

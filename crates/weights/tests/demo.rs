@@ -1,5 +1,7 @@
 //! The demo model of the repository, as a folder and as bytes in the program.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::fs;

@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use plimsoll_weights::{Blob, Catalog, Entry};
 
 /// The demo model in the repository.
-pub fn demo_model() -> PathBuf {
+pub(crate) fn demo_model() -> PathBuf {
     repository().join("demo/model")
 }
 
 /// Root of the repository.
-pub fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// A file of this header text and this much data (bytes counting up).
-pub fn raw_file(header: &str, data_bytes: usize) -> Vec<u8> {
+pub(crate) fn raw_file(header: &str, data_bytes: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
     file.extend((0..data_bytes).map(|i| i as u8));
@@ -26,13 +26,13 @@ pub fn raw_file(header: &str, data_bytes: usize) -> Vec<u8> {
 }
 
 /// A safetensors file of bf16 tensors, in the order given, with data that names its place.
-pub fn bf16_file(tensors: &[(&str, &[u64])]) -> Vec<u8> {
+pub(crate) fn bf16_file(tensors: &[(&str, &[u64])]) -> Vec<u8> {
     let tensors: Vec<_> = tensors.iter().map(|(name, shape)| (*name, "BF16", *shape)).collect();
     file_of(&tensors)
 }
 
 /// A safetensors file of tensors of 16-bit types and U8.
-pub fn file_of(tensors: &[(&str, &str, &[u64])]) -> Vec<u8> {
+pub(crate) fn file_of(tensors: &[(&str, &str, &[u64])]) -> Vec<u8> {
     let mut parts = Vec::new();
     let mut end = 0u64;
     for (name, dtype, shape) in tensors {
@@ -48,13 +48,13 @@ pub fn file_of(tensors: &[(&str, &str, &[u64])]) -> Vec<u8> {
 }
 
 /// Writes `data`, making the folders above it.
-pub fn write(path: &Path, data: impl AsRef<[u8]>) {
+pub(crate) fn write(path: &Path, data: impl AsRef<[u8]>) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, data).unwrap();
 }
 
 /// Copies a folder tree.
-pub fn copy_tree(from: &Path, to: &Path) {
+pub(crate) fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -68,7 +68,7 @@ pub fn copy_tree(from: &Path, to: &Path) {
 }
 
 /// The bytes of one tensor, read from its blobs.
-pub fn bytes_of(catalog: &Catalog, entry: &Entry) -> Vec<u8> {
+pub(crate) fn bytes_of(catalog: &Catalog, entry: &Entry) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in &entry.pieces {
         let file = match &catalog.blobs[piece.blob] {
