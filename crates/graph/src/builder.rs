@@ -241,6 +241,38 @@ impl<'a> Builder<'a> {
         self.push(name, OpKind::Output { output, x });
     }
 
+    /// Gives what op `op` of block `block` writes to the host as well, as output `BLOCK/OP`.
+    ///
+    /// For comparing intermediate values with a reference; call it when the trace is complete. In a loop the
+    /// last step's value stays.
+    ///
+    /// # Errors
+    /// [`GraphError::Structure`] if the trace has no such op.
+    pub fn probe(&mut self, block: &str, op: &str) -> Result<(), GraphError> {
+        for phase in &mut self.phases {
+            for (id, ops) in &mut phase.visits {
+                if self.blocks[id.index()].name != block {
+                    continue;
+                }
+                let Some(at) = ops.iter().position(|known| known.name == op) else { continue };
+                let mut written = None;
+                ops[at].for_each_view(|view, access| {
+                    if access.writes {
+                        written = Some(*view);
+                    }
+                });
+                let Some(x) = written else { continue };
+                let (name, dtype) = (format!("{block}/{op}"), self.tensors[x.tensor.index()].dtype);
+                let output = OutputId(index(self.outputs.len()));
+                let (rows, cols) = (x.rows, x.cols);
+                self.outputs.push(Output { name: name.clone(), sample: 0, rows, cols, dtype });
+                ops.insert(at + 1, Op { name, kind: OpKind::Output { output, x } });
+                return Ok(());
+            }
+        }
+        Err(GraphError::Structure { what: format!("no op {op} in a block {block}") })
+    }
+
     /// `out = x`.
     pub fn copy(&mut self, name: &str, x: Value, out: Value) {
         self.push(name, OpKind::Copy { x, out });

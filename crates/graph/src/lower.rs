@@ -149,8 +149,9 @@ impl Lowering {
         match &mut new.kind {
             OpKind::Input { input, .. } => *input = self.input(sample, *input, dependence),
             OpKind::Gather { ids, .. } => *ids = self.input(0, *ids, Dependence::Run),
-            OpKind::Output { output, .. } => {
+            OpKind::Output { output, x } => {
                 let mut out = self.trace_outputs[output.index()].clone();
+                out.rows = x.rows;
                 out.sample = u32::try_from(sample).unwrap_or(u32::MAX);
                 self.graph.outputs.push(out);
                 let last = self.graph.outputs.len() - 1;

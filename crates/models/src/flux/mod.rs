@@ -132,6 +132,19 @@ impl FluxModel {
         run: &FluxRun,
         weight_dtype: &dyn Fn(&str, &str) -> DType,
     ) -> Result<Graph, ModelError> {
+        self.probed_graph(run, weight_dtype, &[])
+    }
+
+    /// As [`FluxModel::graph`], with the results of ops given as `(block, op)` as further outputs.
+    ///
+    /// # Errors
+    /// As [`FluxModel::graph`], and for an op that there is not.
+    pub fn probed_graph(
+        &self,
+        run: &FluxRun,
+        weight_dtype: &dyn Fn(&str, &str) -> DType,
+        probes: &[(&str, &str)],
+    ) -> Result<Graph, ModelError> {
         self.check()?;
         let [rows, cols] = self.image_tokens(run)?;
         let request = |what: &str, value: u64, max: u64| {
@@ -155,6 +168,9 @@ impl FluxModel {
         };
         let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled);
         self.vae.trace(&mut b, VAE, latent, [2 * rows, 2 * cols]);
+        for (block, op) in probes {
+            b.probe(block, op)?;
+        }
         let options = LowerOptions { steps: run.steps, samples: run.samples, hoist: run.hoist };
         Ok(b.finish(&options)?)
     }
