@@ -252,7 +252,11 @@ mod tests {
             let b = -f32::from_bits(((bits >> 23) as u32 & 0x007f_ffff) | 0x3f80_0000);
             // Addends near the product, so that cancellation and ties occur.
             for c in [a, -(a * b), b, f32::from_bits((a * b).to_bits() ^ 1), 0.5, 3.0e-6, -1.0e-9] {
-                assert_eq!(fused_multiply_add(a, b, c).to_bits(), a.mul_add(b, c).to_bits(), "{a} {b} {c}");
+                assert_eq!(
+                    fused_multiply_add(a, b, c).to_bits(),
+                    a.mul_add(b, c).to_bits(),
+                    "{a} {b} {c}"
+                );
             }
         }
     }

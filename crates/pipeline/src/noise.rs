@@ -123,7 +123,8 @@ impl TorchGenerator {
             let (this, next) = (self.state[index], self.state[(index + 1) % STATE_LEN]);
             let joined = (this & 0x8000_0000) | (next & 0x7fff_ffff);
             let feedback = if next & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.state[index] = self.state[(index + STATE_LAG) % STATE_LEN] ^ (joined >> 1) ^ feedback;
+            self.state[index] =
+                self.state[(index + STATE_LAG) % STATE_LEN] ^ (joined >> 1) ^ feedback;
         }
         self.next_index = 0;
     }
@@ -176,6 +177,7 @@ fn box_muller_f32(block: &mut [f32; BLOCK]) {
 }
 
 /// Natural logarithm of x in [2^-24, 1], in the order and with the fusions of torch's AVX2 kernel.
+#[allow(clippy::excessive_precision)] // The digits of Cephes: shorter ones round otherwise.
 fn cephes_ln(x: f32) -> f32 {
     const POLYNOMIAL: [f32; 9] = [
         7.037_683_629_2e-2,
@@ -213,14 +215,18 @@ fn cephes_ln(x: f32) -> f32 {
 }
 
 /// Sine and cosine of an angle in [0, 2 pi), in the order and with the fusions of torch's AVX2 kernel.
+#[allow(clippy::excessive_precision)] // As above.
 fn cephes_sin_cos(angle: f32) -> (f32, f32) {
     const FOUR_OVER_PI: f32 = 1.273_239_544_735_16;
     // -pi/4 in three parts for the exact reduction.
-    const MINUS_QUARTER_PI: [f32; 3] = [-0.785_156_25, -2.418_756_484_985_351_6e-4, -3.774_894_977_445_941e-8];
-    const COSINE: [f32; 3] = [2.443_315_711_809_948e-5, -1.388_731_625_493_765e-3, 4.166_664_568_298_827e-2];
+    const MINUS_QUARTER_PI: [f32; 3] =
+        [-0.785_156_25, -2.418_756_484_985_351_6e-4, -3.774_894_977_445_941e-8];
+    const COSINE: [f32; 3] =
+        [2.443_315_711_809_948e-5, -1.388_731_625_493_765e-3, 4.166_664_568_298_827e-2];
     const SINE: [f32; 3] = [-1.951_529_589_1e-4, 8.332_160_873_6e-3, -1.666_665_461_1e-1];
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // In [0, 8] by the range of the angle.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // In [0, 8] by the range of the angle.
     let octant = ((angle * FOUR_OVER_PI) as u32 + 1) & !1;
     let eighths = octant as f32;
     let x = MINUS_QUARTER_PI.iter().fold(angle, |x, part| fma(eighths, *part, x));

@@ -1,0 +1,282 @@
+//! A pipeline with all that belongs to it, before anything has a place.
+
+use std::path::Path;
+
+use plimsoll_graph::{DType, Graph};
+use plimsoll_host::HostFiles;
+use plimsoll_models::{ClipConfig, FluxConfig, FluxModel, FluxRun, T5Config, VaeConfig, flux};
+use plimsoll_weights::{Catalog, Checkpoint, Component, WeightDType};
+use serde::Deserialize;
+
+use crate::failure::PipelineError;
+use crate::scheduler::FlowMatchEuler;
+use crate::tokenize::{PromptTokenizer, TextFamily, TokenizerFiles};
+
+/// The weighted components in the order of their catalogs in [`HostFiles`].
+pub(crate) const COMPONENTS: [&str; 4] = [flux::CLIP, flux::T5, flux::TRANSFORMER, flux::VAE];
+
+/// What a pipeline is asked for where a request says nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Defaults {
+    /// Name of the model in records and pictures.
+    pub name: String,
+    /// Picture width in pixels.
+    pub width: u64,
+    /// Picture height in pixels.
+    pub height: u64,
+    /// Steps.
+    pub steps: u32,
+    /// Distilled guidance; 0 where the model takes none.
+    pub guidance: f32,
+    /// Length of the T5 sequence.
+    pub text_tokens: u64,
+}
+
+/// `plimsoll.json` in a pipeline's folder: its own [`Defaults`], each optional.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnDefaults {
+    name: Option<String>,
+    width: Option<u64>,
+    height: Option<u64>,
+    steps: Option<u32>,
+    guidance: Option<f32>,
+    text_tokens: Option<u64>,
+}
+
+/// A pipeline that is complete but not placed: components can be exchanged, nothing can run.
+///
+/// Everything that belongs to the pipeline is attached here; [`Assembled::place`](crate::Placed) takes it by
+/// value, so that attaching after placing does not compile:
+///
+/// ```compile_fail
+/// fn wrong(placed: plimsoll_pipeline::Placed) {
+///     placed.replace_transformer("flux1-dev.safetensors");
+/// }
+/// ```
+///
+/// and neither does running what has no place:
+///
+/// ```compile_fail
+/// fn wrong(assembled: plimsoll_pipeline::Assembled, prompt: &plimsoll_pipeline::Prompt) {
+///     assembled.generate(prompt, &Default::default(), &mut |_| ());
+/// }
+/// ```
+pub struct Assembled {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) model: FluxModel,
+    pub(crate) defaults: Defaults,
+    pub(crate) scheduler: FlowMatchEuler,
+    pub(crate) clip_tokenizer: PromptTokenizer,
+    pub(crate) t5_tokenizer: PromptTokenizer,
+    pub(crate) host: HostFiles,
+}
+
+impl std::fmt::Debug for Assembled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Assembled").field("defaults", &self.defaults).finish_non_exhaustive()
+    }
+}
+
+impl Assembled {
+    /// Opens a pipeline: reads configurations and tokenizers, maps the weight files, checks that every
+    /// tensor that the model needs is there with its shape, and none besides.
+    ///
+    /// Memory: the tokenizers; weights stay where they are.
+    ///
+    /// # Errors
+    /// Whatever is wrong with a file, one line each.
+    pub fn open(checkpoint: Checkpoint) -> Result<Self, PipelineError> {
+        let path = checkpoint.path.display().to_string();
+        if checkpoint.pipeline_class != "FluxPipeline" {
+            let class = checkpoint.pipeline_class.clone();
+            return Err(PipelineError::PipelineClass { path, class });
+        }
+        let config = |name: &str| component(&checkpoint, name).map(|found| &found.config_json);
+        let clip = ClipConfig::from_json(flux::CLIP, config(flux::CLIP)?)?;
+        let t5 = T5Config::from_json(flux::T5, config(flux::T5)?)?;
+        let transformer = FluxConfig::from_json(flux::TRANSFORMER, config(flux::TRANSFORMER)?)?;
+        let vae = VaeConfig::from_json(flux::VAE, config(flux::VAE)?)?;
+        let model = FluxModel { clip, t5, transformer, vae };
+        model.check()?;
+        let scheduler = FlowMatchEuler::parse(config("scheduler")?.as_bytes())?;
+        let tokenizer = |component: &'static str, family, vocab_size: u64| {
+            let vocab_size = u32::try_from(vocab_size).unwrap_or(u32::MAX);
+            PromptTokenizer::load(&tokenizer_files(&checkpoint, component), family, vocab_size)
+                .map_err(|cause| PipelineError::Tokenizer { component, cause })
+        };
+        let clip_tokenizer = tokenizer("tokenizer", TextFamily::Clip, model.clip.vocab_size)?;
+        let t5_tokenizer = tokenizer("tokenizer_2", TextFamily::T5, model.t5.vocab_size)?;
+        let defaults = defaults(&checkpoint, &model, t5_tokenizer.length_max())?;
+        let host = HostFiles::open(&catalogs(&checkpoint)?)?;
+        let assembled =
+            Self { checkpoint, model, defaults, scheduler, clip_tokenizer, t5_tokenizer, host };
+        assembled.check_tensors()?;
+        Ok(assembled)
+    }
+
+    /// Opens a diffusers folder.
+    ///
+    /// # Errors
+    /// As [`Assembled::open`].
+    pub fn open_folder(path: impl AsRef<Path>) -> Result<Self, PipelineError> {
+        Self::open(plimsoll_weights::open_folder(path)?)
+    }
+
+    /// Opens a pipeline that is built into the program.
+    ///
+    /// # Errors
+    /// As [`Assembled::open`].
+    pub fn open_embedded(files: &[(&'static str, &'static [u8])]) -> Result<Self, PipelineError> {
+        Self::open(plimsoll_weights::open_embedded(files)?)
+    }
+
+    /// Puts the transformer of a single file (BFL or diffusers names) in place of the folder's own.
+    ///
+    /// # Errors
+    /// As [`Assembled::open`]; the pipeline stays as it was.
+    pub fn replace_transformer(&mut self, path: impl AsRef<Path>) -> Result<(), PipelineError> {
+        let transformer = plimsoll_weights::open_transformer_file(path)?;
+        let mut checkpoint = self.checkpoint.clone();
+        checkpoint.replace_transformer(transformer);
+        *self = Self::open(checkpoint)?;
+        Ok(())
+    }
+
+    /// What a request that says nothing asks for.
+    pub fn defaults(&self) -> &Defaults {
+        &self.defaults
+    }
+
+    /// The networks.
+    pub fn model(&self) -> &FluxModel {
+        &self.model
+    }
+
+    /// The graph of a run over this checkpoint's dtypes.
+    ///
+    /// # Errors
+    /// A size or count that the model cannot take.
+    pub fn graph(&self, run: &FluxRun) -> Result<Graph, PipelineError> {
+        let of = |component: &str, entry: &str| {
+            let catalog =
+                self.checkpoint.components.get(component).and_then(|c| c.catalog.as_ref());
+            let stored = catalog.and_then(|catalog| catalog.get(entry)).map(|entry| entry.dtype);
+            slot_dtype(stored, run.dtype)
+        };
+        Ok(self.model.graph(run, &of)?)
+    }
+
+    /// Every tensor that the graph reads is in its catalog, with its shape and a type that is read.
+    fn check_tensors(&self) -> Result<(), PipelineError> {
+        let run = FluxRun {
+            width: self.model.pixels_per_token(),
+            height: self.model.pixels_per_token(),
+            steps: 1,
+            samples: 1,
+            text_tokens: 1,
+            dtype: DType::F32,
+            hoist: true,
+        };
+        let graph = self.graph(&run)?;
+        for (at, name) in graph.components.iter().map(|component| &component.name).enumerate() {
+            let weights = graph
+                .weights
+                .iter()
+                .filter(|weight| weight.component.index() == at)
+                .flat_map(|weight| &weight.parts);
+            let tables = graph
+                .tables
+                .iter()
+                .filter(|table| table.component.index() == at)
+                .map(|table| &table.part);
+            let parts: Vec<_> = weights.chain(tables).collect();
+            let catalog = catalog(&self.checkpoint, name)?;
+            catalog.expect(parts.iter().map(|part| (&part.entry, &part.shape)))?;
+            for part in parts {
+                let dtype = catalog.get(&part.entry).map(|entry| entry.dtype);
+                let is_read =
+                    matches!(dtype, Some(WeightDType::F32 | WeightDType::F16 | WeightDType::BF16));
+                if !is_read {
+                    return Err(PipelineError::WeightType {
+                        component: name.clone(),
+                        entry: part.entry.clone(),
+                        dtype: dtype.map_or("absent", WeightDType::name).to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a stored tensor is kept in device memory: never wider than the run's dtype, and never widened.
+fn slot_dtype(stored: Option<WeightDType>, run: DType) -> DType {
+    match (stored, run) {
+        // bf16 is exact in f32 arithmetic: widening it would only double the bytes that are copied.
+        (Some(WeightDType::BF16), _) => DType::BF16,
+        _ => run,
+    }
+}
+
+pub(crate) fn component<'c>(
+    checkpoint: &'c Checkpoint,
+    name: &str,
+) -> Result<&'c Component, PipelineError> {
+    checkpoint.components.get(name).ok_or_else(|| PipelineError::PartMissing {
+        path: checkpoint.path.display().to_string(),
+        part: name.to_owned(),
+    })
+}
+
+pub(crate) fn catalog<'c>(
+    checkpoint: &'c Checkpoint,
+    name: &str,
+) -> Result<&'c Catalog, PipelineError> {
+    component(checkpoint, name)?.catalog.as_ref().ok_or_else(|| PipelineError::PartMissing {
+        path: checkpoint.path.display().to_string(),
+        part: format!("weights of {name}"),
+    })
+}
+
+fn catalogs(checkpoint: &Checkpoint) -> Result<Vec<&Catalog>, PipelineError> {
+    COMPONENTS.iter().map(|name| catalog(checkpoint, name)).collect()
+}
+
+fn tokenizer_files(checkpoint: &Checkpoint, folder: &str) -> TokenizerFiles {
+    let file = |name: &str| checkpoint.file(&format!("{folder}/{name}")).map(<[u8]>::to_vec);
+    TokenizerFiles {
+        tokenizer_json: file("tokenizer.json"),
+        config_json: file("tokenizer_config.json"),
+        vocab_json: file("vocab.json"),
+        merges_txt: file("merges.txt"),
+    }
+}
+
+/// The reference pipeline's defaults for the kind of model, then the folder's own.
+fn defaults(
+    checkpoint: &Checkpoint,
+    model: &FluxModel,
+    text_tokens_max: Option<usize>,
+) -> Result<Defaults, PipelineError> {
+    let own: OwnDefaults = match checkpoint.file("plimsoll.json") {
+        None => OwnDefaults::default(),
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|error| {
+            let (component, cause) = ("plimsoll.json".to_owned(), error.to_string());
+            PipelineError::Model(plimsoll_models::ModelError::Config { component, cause })
+        })?,
+    };
+    let is_dev = model.transformer.guidance_embeds;
+    let name = checkpoint.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    // Lengths that the two models were trained with.
+    let text_tokens = own.text_tokens.unwrap_or(if is_dev { 512 } else { 256 });
+    let text_tokens_max = text_tokens_max.map_or(u64::MAX, |length| length as u64);
+    Ok(Defaults {
+        name: own.name.or(name).unwrap_or_else(|| "flux".to_owned()),
+        width: own.width.unwrap_or(1024),
+        height: own.height.unwrap_or(1024),
+        steps: own.steps.unwrap_or(if is_dev { 28 } else { 4 }),
+        guidance: own.guidance.unwrap_or(if is_dev { 3.5 } else { 0.0 }),
+        text_tokens: text_tokens.min(text_tokens_max),
+    })
+}

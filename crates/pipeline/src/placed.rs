@@ -1,0 +1,286 @@
+//! A pipeline whose every byte has a place: it can run, and nothing can be attached to it.
+
+use plimsoll_device::cpu::CpuDevice;
+use plimsoll_device::sim::SimDevice;
+use plimsoll_device::{Control, Device, DeviceError, HostDType};
+use plimsoll_exec::{Progress, Report, WeightBytes, WeightSource};
+use plimsoll_graph::{DType, Graph};
+use plimsoll_models::FluxRun;
+use plimsoll_plan::{Line, Machine, Offload, Plan, Request};
+use plimsoll_weights::WeightDType;
+use sha2::{Digest, Sha256};
+
+use crate::assembled::{Assembled, COMPONENTS, catalog};
+use crate::failure::PipelineError;
+use crate::image::Picture;
+use crate::inputs::{Prompt, inputs};
+
+/// Bytes that an arena has above its plan, where the line leaves them.
+///
+/// The line may be far above what the plan needs; taking all of it would cost a person's RAM for nothing. The
+/// margin stays, so that a run that left its plan would be seen.
+const ARENA_MARGIN_BYTES: u64 = 16 << 20;
+
+/// What a placement is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlaceRequest {
+    /// Sizes, steps, dtype.
+    pub run: FluxRun,
+    /// The line that device memory may not cross.
+    pub line: Line,
+    /// How weights reach the device.
+    pub offload: Offload,
+    /// Copy ahead of use.
+    pub prefetch: bool,
+}
+
+/// Which device carries the plan out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU's reference arithmetic in an arena of RAM.
+    Cpu {
+        /// Threads of the compute lane.
+        workers: usize,
+    },
+    /// A virtual clock: nothing is computed.
+    Sim {
+        /// Seed of the delays.
+        seed: u64,
+    },
+}
+
+/// A graph and its proven plan, with nothing taken for it yet.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What is computed.
+    pub graph: Graph,
+    /// Where and when.
+    pub plan: Plan,
+}
+
+/// A placement that failed, with the pipeline as it was.
+#[derive(Debug)]
+pub struct PlaceFailure {
+    /// The pipeline.
+    pub assembled: Box<Assembled>,
+    /// What went wrong.
+    pub error: PipelineError,
+}
+
+/// A pipeline with a proven plan and an arena.
+pub struct Placed {
+    assembled: Assembled,
+    request: PlaceRequest,
+    planned: Planned,
+    device: Box<dyn Device>,
+    target: Target,
+}
+
+impl std::fmt::Debug for Placed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Placed")
+            .field("plan", &self.planned.plan.id)
+            .field("device", &self.device.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a run made and measured.
+#[derive(Debug)]
+pub struct Generated {
+    /// Pictures in the order of their seeds; none on a device that does not compute.
+    pub pictures: Vec<Picture>,
+    /// SHA-256 of each picture's last latent (packed tokens in f32).
+    pub latent_sha256: Vec<String>,
+    /// Last latents, packed tokens in f32.
+    pub latents: Vec<Vec<f32>>,
+    /// What the run measured.
+    pub report: Report,
+    /// What a person should know, such as a prompt that was cut.
+    pub notices: Vec<String>,
+}
+
+impl Assembled {
+    /// Plans a run and proves the plan, without taking memory for it.
+    ///
+    /// # Errors
+    /// Sizes that the model cannot take, or [`PlanError::Infeasible`](plimsoll_plan::PlanError).
+    pub fn plan(
+        &self,
+        request: &PlaceRequest,
+        machine: &dyn Machine,
+    ) -> Result<Planned, PipelineError> {
+        let graph = self.graph(&request.run)?;
+        let plan = plimsoll_plan::plan(
+            &graph,
+            machine,
+            &Request { line: request.line, offload: request.offload, prefetch: request.prefetch },
+        )?;
+        prove(&graph, &plan, machine)?;
+        Ok(Planned { graph, plan })
+    }
+
+    /// Places the pipeline: plans, proves, takes the arena.
+    ///
+    /// # Errors
+    /// As [`Assembled::plan`], and the device's own refusal; the pipeline comes back as it was.
+    pub fn place(
+        self,
+        request: PlaceRequest,
+        machine: &dyn Machine,
+        target: Target,
+    ) -> Result<Placed, PlaceFailure> {
+        let made = self.plan(&request, machine).and_then(|planned| {
+            let device = device(&planned, machine, target)?;
+            Ok((planned, device))
+        });
+        match made {
+            Ok((planned, device)) => {
+                Ok(Placed { assembled: self, request, planned, device, target })
+            }
+            Err(error) => Err(PlaceFailure { assembled: Box::new(self), error }),
+        }
+    }
+}
+
+fn prove<'p>(
+    graph: &Graph,
+    plan: &'p Plan,
+    machine: &dyn Machine,
+) -> Result<plimsoll_verify::Verified<'p>, PipelineError> {
+    plimsoll_verify::verify(graph, plan, &|op| machine.workspace_bytes(graph, op))
+        .map_err(|violation| PipelineError::Unsound(Box::new(violation)))
+}
+
+fn device(
+    planned: &Planned,
+    machine: &dyn Machine,
+    target: Target,
+) -> Result<Box<dyn Device>, DeviceError> {
+    let plan = &planned.plan;
+    let arena_bytes = plan.line_bytes.min(plan.arena_bytes.saturating_add(ARENA_MARGIN_BYTES));
+    Ok(match target {
+        Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),
+        Target::Sim { seed } => {
+            Box::new(SimDevice::of_plan(arena_bytes, &planned.graph, plan, machine, seed))
+        }
+    })
+}
+
+impl Placed {
+    /// The plan that will be carried out.
+    pub fn plan(&self) -> &Plan {
+        &self.planned.plan
+    }
+
+    /// What the plan computes.
+    pub fn graph(&self) -> &Graph {
+        &self.planned.graph
+    }
+
+    /// What was asked for.
+    pub fn request(&self) -> &PlaceRequest {
+        &self.request
+    }
+
+    /// What the pipeline is asked for where a request says nothing.
+    pub fn assembled(&self) -> &Assembled {
+        &self.assembled
+    }
+
+    /// Gives the arena back and the pipeline with it, to attach something or place it otherwise.
+    pub fn release(self) -> Assembled {
+        self.assembled
+    }
+
+    /// Makes the pictures of a prompt.
+    ///
+    /// # Errors
+    /// A prompt or number that makes no sense, a weight file that changed, or the run's own failure.
+    ///
+    /// # Cancel safety
+    /// `control.cancel()` from any thread stops within one op; the placement can be used again.
+    pub fn generate(
+        &mut self,
+        machine: &dyn Machine,
+        prompt: &Prompt,
+        control: &Control,
+        trace: bool,
+        observe: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Generated, PipelineError> {
+        let Planned { graph, plan } = &self.planned;
+        let verified = prove(graph, plan, machine)?;
+        let inputs = inputs(&self.assembled, graph, &self.request.run, prompt)?;
+        self.assembled.host.recheck()?;
+        let source = CheckpointSource { assembled: &self.assembled };
+        let host: Vec<&[u8]> = inputs.bytes.iter().map(Vec::as_slice).collect();
+        let program = plimsoll_exec::bind(graph, &verified, &source, host, trace)?;
+        let report =
+            plimsoll_exec::run(self.device.as_mut(), &program, &verified, control, observe)?;
+        // A file that lost less than a page reads as zeros there, without a signal.
+        self.assembled.host.recheck()?;
+
+        let mut generated = Generated {
+            pictures: Vec::new(),
+            latent_sha256: Vec::new(),
+            latents: Vec::new(),
+            report,
+            notices: inputs.notices,
+        };
+        if matches!(self.target, Target::Sim { .. }) {
+            return Ok(generated);
+        }
+        let side = |pixels: u64| u32::try_from(pixels).unwrap_or(u32::MAX);
+        let run = &self.request.run;
+        for (output, buffer) in graph.outputs.iter().zip(&program.outputs) {
+            let bytes = match buffer.bytes.lock() {
+                Ok(bytes) => bytes,
+                Err(poisoned) => poisoned.into_inner(),
+            };
+            let values: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+            if output.name == "latent" {
+                let digest = Sha256::digest(&bytes);
+                let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                generated.latent_sha256.push(digest);
+                generated.latents.push(values);
+            } else {
+                generated.pictures.push(Picture::from_f32(
+                    &values,
+                    side(run.width),
+                    side(run.height),
+                )?);
+            }
+        }
+        Ok(generated)
+    }
+}
+
+/// Looks tensors up in the checkpoint's catalogs and files.
+struct CheckpointSource<'a> {
+    assembled: &'a Assembled,
+}
+
+impl<'a> WeightSource<'a> for CheckpointSource<'a> {
+    fn bytes(&self, component: &str, entry: &str) -> Option<WeightBytes<'a>> {
+        let assembled = self.assembled;
+        let at = COMPONENTS.iter().position(|name| *name == component)?;
+        let entry = catalog(&assembled.checkpoint, component).ok()?.get(entry)?;
+        let dtype = match entry.dtype {
+            WeightDType::F32 => HostDType::F32,
+            WeightDType::F16 => HostDType::F16,
+            WeightDType::BF16 => HostDType::BF16,
+            _ => return None,
+        };
+        let pieces = entry
+            .pieces
+            .iter()
+            .map(|piece| assembled.host.piece(at, piece).ok())
+            .collect::<Option<_>>()?;
+        Some(WeightBytes { dtype, pieces })
+    }
+}
+
+/// The dtype that a run computes in, by its name on the command line.
+pub fn parse_dtype(name: &str) -> Option<DType> {
+    [DType::F32, DType::BF16].into_iter().find(|dtype| dtype.name() == name)
+}
