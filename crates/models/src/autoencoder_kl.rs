@@ -147,7 +147,7 @@ impl Decoder<'_> {
         let dtype = b.dtype();
         let low = *config.block_out_channels.last().unwrap_or(&0);
 
-        b.block(self.id, "conv_in");
+        b.block(self.id, "vae.conv_in");
         b.output("latent", latent);
         let shift = config.shift_factor.unwrap_or(0.0);
         let mut x = b.unpatchify("z", latent, [height, width], config.scaling_factor, shift);
@@ -182,14 +182,14 @@ impl Decoder<'_> {
             }
             if level + 1 < levels {
                 let name = format!("decoder.up_blocks.{level}.upsamplers.0.conv");
-                b.block(self.id, format!("up.{level}.upsample"));
+                b.block(self.id, format!("vae.up_blocks.{level}.upsampler"));
                 let (weight, bias) = conv3x3(b, &name, channels, channels);
                 x = b.conv3x3("conv", x, [height, width], 2, weight, bias, None, dtype);
                 (height, width) = (height * 2, width * 2);
             }
         }
 
-        b.block(self.id, "conv_out");
+        b.block(self.id, "vae.conv_out");
         let n = self.group_norm(b, "norm_out", "decoder.conv_norm_out", x, channels, true);
         let (weight, bias) = conv3x3(b, "decoder.conv_out", config.out_channels, channels);
         let size = [height, width];
@@ -221,7 +221,7 @@ impl Decoder<'_> {
         out: u64,
     ) -> Value {
         let dtype = b.dtype();
-        b.block(self.id, name.trim_start_matches("decoder."));
+        b.block(self.id, name.replacen("decoder", "vae", 1));
         let n = self.group_norm(b, "norm1", &format!("{name}.norm1"), x, input, true);
         let (weight, bias) = conv3x3(b, &format!("{name}.conv1"), out, input);
         let h = b.conv3x3("conv1", n, size, 1, weight, bias, None, dtype);
@@ -243,7 +243,7 @@ impl Decoder<'_> {
 
     /// One head over all pixels.
     fn attention(&self, b: &mut Builder<'_>, name: &str, x: Value, channels: u64) -> Value {
-        b.block(self.id, name.trim_start_matches("decoder."));
+        b.block(self.id, name.replacen("decoder", "vae", 1));
         let n = self.group_norm(b, "norm", &format!("{name}.group_norm"), x, channels, false);
         let parts = ["to_q", "to_k", "to_v"].map(|part| format!("{name}.{part}"));
         let [q, k, v] = &parts;

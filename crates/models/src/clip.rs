@@ -106,7 +106,7 @@ impl ClipConfig {
         let scale = ((d / heads) as f32).sqrt().recip();
         b.phase(PhaseKind::Encode, &format!("encode {component}"));
 
-        b.block(id, "embed");
+        b.block(id, "clip.embed");
         let table = "text_model.embeddings.token_embedding.weight";
         let embedded = b.gather("clip", table, [self.vocab_size, d], tokens);
         let eos = b.input("clip.eos", 1, 1, DType::U32, Dependence::Run);
@@ -117,7 +117,7 @@ impl ClipConfig {
         let activation = self.activation().unwrap_or(Activation::QuickGelu);
         for layer in 0..self.num_hidden_layers {
             let at = format!("text_model.encoder.layers.{layer}");
-            b.block(id, format!("layer.{layer}"));
+            b.block(id, format!("clip.layer.{layer}"));
             let n = self.layer_norm(b, "norm1", &format!("{at}.layer_norm1"), x);
             let [q, k, v] =
                 ["q_proj", "k_proj", "v_proj"].map(|name| format!("{at}.self_attn.{name}"));
@@ -138,7 +138,7 @@ impl ClipConfig {
             b.linear_into("fc2", wide, fc2.weight, fc2.bias, plain, residual, x);
         }
 
-        b.block(id, "final");
+        b.block(id, "clip.final");
         // A row's norm does not depend on the other rows: pick the row first.
         let row = b.select_row("eos", x, eos);
         self.layer_norm(b, "pooled", "text_model.final_layer_norm", row)

@@ -116,13 +116,13 @@ impl T5Config {
         let inner = heads * self.d_kv;
         b.phase(PhaseKind::Encode, &format!("encode {component}"));
 
-        b.block(id, "embed");
+        b.block(id, "t5.embed");
         let x = b.gather("t5", "shared.weight", [self.vocab_size, d], tokens);
         let buckets = b.input("t5.buckets", 2 * tokens - 1, 1, DType::U32, Dependence::Run);
 
         let mut bias = None;
         for layer in 0..self.num_layers {
-            b.block(id, format!("block.{layer}"));
+            b.block(id, format!("t5.block.{layer}"));
             let at = format!("encoder.block.{layer}.layer");
             let bias = *bias.get_or_insert_with(|| {
                 let name = format!("{at}.0.SelfAttention.relative_attention_bias.weight");
@@ -156,7 +156,7 @@ impl T5Config {
             b.linear_into("wo", wide, wo.weight, None, Activation::None, residual, x);
         }
 
-        b.block(id, "final");
+        b.block(id, "t5.final");
         let weight = vector(b, "encoder.final_layer_norm.weight", d);
         b.norm("last_hidden_state", x, Norm::Rms { eps: self.layer_norm_epsilon, weight })
     }
