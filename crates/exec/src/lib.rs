@@ -1,1 +1,19 @@
-//! exec
+//! Carries out a verified plan on a device: binding, lanes, cancel, meter.
+//!
+//! - [`bind`] gives every operand of a plan its address and every copy its host bytes: a [`Program`].
+//! - [`run`] issues the plan's two orders to the device's lanes and reads the meters afterwards.
+//!
+//! Invariants: only a plan that `verify` has proved can be bound; nothing here chooses an address, an order
+//! or an algorithm; from the first command to the last nothing here takes memory.
+//!
+//! [`Program`]: plimsoll_device::Program
+
+#![forbid(unsafe_code)]
+
+mod bind;
+mod error;
+mod run;
+
+pub use bind::{WeightBytes, WeightSource, bind};
+pub use error::ExecError;
+pub use run::{Progress, Report, StageSeconds, run};
