@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::canonical;
@@ -24,6 +25,9 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Greatest tokenizer file. T5's takes 2.4 MB, that of a 256,000-entry vocabulary 33 MB.
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+
+/// A pipeline's own defaults (size, steps, ...), which is ours and not of diffusers.
+const DEFAULTS_FILE: &str = "plimsoll.json";
 
 /// The component classes whose weights are read, with the model that each is.
 const CLASSES: [(&str, Architecture); 4] = [
@@ -174,6 +178,9 @@ fn open(source: &Source) -> Result<Checkpoint, WeightsError> {
         };
         checkpoint.components.insert(name, component);
     }
+    if let Some(data) = source.read(DEFAULTS_FILE, CONFIG_BYTES_MAX, "a file of defaults")? {
+        checkpoint.files.insert(DEFAULTS_FILE.to_owned(), data);
+    }
     Ok(checkpoint)
 }
 
@@ -254,7 +261,7 @@ pub(crate) fn read_config(source: &Source, relative: &str) -> Result<Option<Stri
     };
     let text = String::from_utf8(data.into_owned())
         .map_err(|e| WeightsError::json(&path, format!("not UTF-8 text: {e}")))?;
-    match serde_json::from_str::<Pairs<Value>>(&text) {
+    match serde_json::from_str::<Pairs<IgnoredAny>>(&text) {
         Ok(_) => Ok(Some(text)),
         Err(error) => Err(WeightsError::json(&path, error)),
     }

@@ -30,6 +30,9 @@ pub const HEADER_BYTES_MAX: u64 = 16 << 20;
 /// Most tensors in one file; a header within the cap could name 300,000 empty ones.
 const TENSORS_MAX: usize = 1 << 16;
 
+/// Most pairs of one JSON object other than the tensors: metadata, or the map of an index.
+const PAIRS_MAX: usize = 1 << 17;
+
 /// Most axes of a tensor; a 3-D convolution has five.
 const RANK_MAX: usize = 8;
 
@@ -281,7 +284,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     }
 }
 
-/// A JSON object as the pairs that were written, repeated keys included.
+/// A JSON object as the pairs that were written, repeated keys included; at most [`PAIRS_MAX`].
 pub(crate) struct Pairs<V>(pub(crate) Vec<(String, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
@@ -295,6 +298,10 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<V>, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
+                    if pairs.len() == PAIRS_MAX {
+                        let reason = format_args!("more than {PAIRS_MAX} entries");
+                        return Err(de::Error::custom(reason));
+                    }
                     pairs.push(pair);
                 }
                 Ok(Pairs(pairs))

@@ -135,8 +135,13 @@ fn single(source: &Source, folder: &str, file: &str) -> Result<Found, WeightsErr
 #[derive(Deserialize)]
 struct Index {
     #[serde(default)]
-    metadata: serde_json::Value,
+    metadata: IndexMetadata,
     weight_map: Pairs<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct IndexMetadata {
+    total_size: Option<serde_json::Number>,
 }
 
 fn sharded(source: &Source, folder: &str, index_name: &str) -> Result<Found, WeightsError> {
@@ -200,8 +205,8 @@ fn sharded(source: &Source, folder: &str, index_name: &str) -> Result<Found, Wei
 ///
 /// Only a value far above the truth is refused: indexes in the wild count tied tensors once or
 /// twice, and stay behind when a file is changed. That each tensor is there is checked by name.
-fn total_size(metadata: &serde_json::Value) -> Option<u64> {
-    let total = metadata.get("total_size")?;
+fn total_size(metadata: &IndexMetadata) -> Option<u64> {
+    let total = metadata.total_size.as_ref()?;
     // The cast saturates; NaN cannot be written in JSON.
     total.as_u64().or_else(|| total.as_f64().map(|float| float.max(0.0) as u64))
 }
