@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs every part of the smoke on a machine with one CUDA GPU, each under its own time limit.
-#   run.sh OUTPUT_FOLDER
+#   run.sh OUTPUT_FOLDER ["PART PART ..."]
 # Libraries are taken from Python's `nvidia` wheels where python3 has them, else from the loader's path.
 out=${1:-.}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,6 +20,7 @@ export LD_LIBRARY_PATH=$links:$LD_LIBRARY_PATH
 part() {  # part NAME SECONDS ARGUMENTS...
     local name=$1 limit=$2 begin=$SECONDS
     shift 2
+    [[ " $parts " == *" $name "* ]] || return 0
     timeout "$limit" "$smoke" "$@" >"$out/$name.txt" 2>&1
     echo "exit $? after $((SECONDS - begin)) s" >>"$out/$name.txt"
     echo "== $name: $(tail -1 "$out/$name.txt")"
@@ -43,6 +44,7 @@ blocks() {  # how many blocks of 288 MiB a folder can take, at most $2
     ulimit -l
     cat /sys/fs/cgroup/memory.max 2>/dev/null
 } >"$out/machine.txt" 2>&1
+parts=${2:-start gemm bytes attention step step-disk}
 part start 30 start
 part gemm 150 gemm "${folders[@]}"
 part bytes 60 bytes "${folders[@]}" --file /dev/shm/plimsoll-smoke.bin

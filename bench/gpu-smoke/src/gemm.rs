@@ -348,8 +348,17 @@ impl Rig {
                     equal.push(format!("{rows}: NO for {}", other.config));
                 }
             }
-            let free = self.lt.candidates(&product, WORKSPACE_BYTES, true, 1)?.into_iter().next();
-            let Some(free) = free else { continue };
+            let free = match self.lt.candidates(&product, WORKSPACE_BYTES, true, 1) {
+                Ok(offered) => offered.into_iter().next(),
+                Err(error) => {
+                    equal.push(format!("{rows}: {error}"));
+                    None
+                }
+            };
+            let Some(free) = free else {
+                times.push(format!("{:.1}/{:.1}/-", at_pinned * 1e3, kin * 1e3));
+                continue;
+            };
             let at_free = self.time(case, &product, &free, rows)?;
             let is_equal = self.is_equal(case, &product, &free, rows)?;
             times.push(format!("{:.1}/{:.1}/{:.1}", at_pinned * 1e3, kin * 1e3, at_free * 1e3));

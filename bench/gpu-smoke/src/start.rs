@@ -5,12 +5,13 @@ use std::time::Instant;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUlimit};
 
 use crate::error::{Result, driver};
-use crate::gpu::{Arena, Argument, Gpu, Kernels, Stream, mib, read_words};
+use crate::gpu::{Arena, Argument, Gpu, Kernels, Stream, median, mib, read_words};
 use crate::library;
 use crate::process::Meter;
 
 const COUNT: u64 = 1 << 20;
 const SEED: u64 = 3;
+const CHAIN: u32 = 1000;
 
 /// Runs the part and prints its lines.
 pub(crate) fn run() -> Result<()> {
@@ -64,7 +65,23 @@ pub(crate) fn run() -> Result<()> {
         "own kernel: {wrong} of {} words differ from the same arithmetic on the host",
         COUNT / 2
     );
+    println!(
+        "a chain of {CHAIN} kernels of one thread in a graph: {:.2} us a node",
+        chain(&kernels, &mut arena, stream)?
+    );
     Ok(())
+}
+
+/// Microseconds that a node of a graph costs where its kernel does next to nothing.
+fn chain(kernels: &Kernels, arena: &mut Arena, stream: Stream) -> Result<f64> {
+    let (times, cursor) = (arena.take(8)?, arena.take(8)?);
+    let arguments = [times, cursor, 1].map(Argument::Word);
+    let graph = stream.capture(|| {
+        (0..CHAIN).try_for_each(|_| kernels.launch("stamp", (1, 1, 0), &arguments, stream))
+    })?;
+    graph.launch(stream)?;
+    let replays = (0..5).map(|_| stream.time_ms(|| graph.launch(stream)));
+    Ok(median(replays.collect::<Result<_>>()?) * 1e3 / f64::from(CHAIN))
 }
 
 /// Two neighbouring values of `fill_scale`, computed on the host.
