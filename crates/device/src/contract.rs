@@ -302,6 +302,16 @@ pub enum DeviceError {
         /// First byte in common.
         offset: u64,
     },
+    /// An op reads bytes that do not hold its operand (found by `sim`); our bug.
+    #[error("{reader} reads byte {offset}, which holds {found}")]
+    WrongContent {
+        /// The op.
+        reader: String,
+        /// First wrong byte.
+        offset: u64,
+        /// What lies there.
+        found: String,
+    },
     /// A lane's thread died; our bug.
     #[error("the {lane} lane stopped: {cause}")]
     LaneDied {
