@@ -330,6 +330,11 @@ pub trait Device: Send {
     /// Bytes of the arena, all that the device will ever use.
     fn arena_bytes(&self) -> u64;
 
+    /// Whether outputs are computed; false on a device that only keeps a clock.
+    fn computes(&self) -> bool {
+        true
+    }
+
     /// Runs a program: checks it against the arena, starts the lanes, lets `drive` issue commands, waits for
     /// the lanes to be idle.
     ///

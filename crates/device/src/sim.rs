@@ -89,6 +89,10 @@ impl Device for SimDevice {
         self.arena_bytes
     }
 
+    fn computes(&self) -> bool {
+        false
+    }
+
     fn run(
         &mut self,
         program: &Program<'_>,
