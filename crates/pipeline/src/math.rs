@@ -1,13 +1,14 @@
 //! Elementary functions in pure IEEE arithmetic, the same bits on every host.
 //!
-//! The platform's `libm` rounds `ln`, `exp`, `sin` and `cos` differently from one system to the next, and the noise
-//! of a seed, the rotary table and the sigma schedule must not depend on that.
-//! Every function here uses only IEEE additions, multiplications, divisions and square roots, which are exact
-//! everywhere.
+//! The platform's `libm` rounds `ln`, `exp`, `sin` and `cos` differently from one system to the
+//! next, and neither the noise of a seed nor the rotary table nor the sigmas may depend on that.
+//! Every function here uses only additions, multiplications, divisions and square roots, which are
+//! exact everywhere.
 //!
-//! Accuracy: about one unit in the last place of f64, so that a result rounded to f32 is the correctly rounded one but
-//! for a few cases in a hundred million.
-//! Not here: the f32 polynomials of torch's vectorised `randn`, which are approximations on purpose (`noise`).
+//! Accuracy: about one unit in the last place of f64, so that a result rounded to f32 is the
+//! correctly rounded one but for a few cases in a hundred million.
+//! Not here: the f32 polynomials of torch's vectorised `randn`, which are approximations on purpose
+//! (`noise`).
 
 /// A sum of two f64 values, the second below half a unit in the last place of the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +24,8 @@ fn two_sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - b_part)) + (b - b_part))
 }
 
-/// `a * b` and its rounding error (Dekker, with Veltkamp's split), without a fused multiply-add, which a host may not
+/// `a * b` and its rounding error (Dekker, with Veltkamp's split), without a fused multiply-add,
+/// which a host may not
 /// have.
 fn two_product(a: f64, b: f64) -> (f64, f64) {
     fn split(x: f64) -> (f64, f64) {
@@ -90,8 +92,10 @@ impl DoubleDouble {
     }
 }
 
-const LN_2_HI: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000); // ln 2 with the last 21 bits clear: k * LN_2_HI is exact.
-const LN_2_LO: f64 = f64::from_bits(0x3dea_39ef_3579_3c76); // ln 2 - LN_2_HI.
+/// ln 2 with the last 21 bits clear, so that its product with an exponent is exact.
+const LN_2_HI: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+/// ln 2 less `LN_2_HI`.
+const LN_2_LO: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
 
 /// Natural logarithm of a positive, normal, finite number; NaN otherwise, minus infinity for zero.
 pub(crate) fn ln(x: f64) -> f64 {
@@ -111,7 +115,8 @@ pub(crate) fn ln(x: f64) -> f64 {
     let f = mantissa - 1.0; // Exact: the mantissa is within a factor of two of one.
     let s = f / (2.0 + f);
     let z = s * s;
-    // ln(1+f) = 2 atanh(s); the series of atanh beyond its first term, |s| <= 0.172, so 13 terms reach 2^-65.
+    // ln(1+f) = 2 atanh(s); the series of atanh beyond its first term, |s| <= 0.172, so 13 terms
+    // reach 2^-65.
     let mut series = 0.0;
     for k in (1..14).rev() {
         series = (series + 2.0 / f64::from(2 * k + 1)) * z;
@@ -159,7 +164,7 @@ const HALF_PI_LO: f64 = f64::from_bits(0x3c91_a626_3314_5c07); // pi/2 - HALF_PI
 pub(crate) fn sin_cos(angle: f64) -> (f64, f64) {
     let quarter_turns = (angle * std::f64::consts::FRAC_2_PI).round_ties_even();
     let (product, error) = two_product(quarter_turns, HALF_PI_HI);
-    // The first difference is exact or nearly so, the operands being close; the rest is far below it.
+    // The first difference is nearly exact, the operands being close; the rest is far below it.
     let (difference, rounding) = two_sum(angle, -product);
     let r = difference + ((rounding - error) - quarter_turns * HALF_PI_LO);
     let z = r * r;
@@ -181,8 +186,8 @@ pub(crate) fn sin_cos(angle: f64) -> (f64, f64) {
 
 /// `a * b + c` in f32 with one rounding, as a fused multiply-add instruction gives it.
 ///
-/// The product of two f32 is exact in f64; the sum is rounded to odd there, which makes the second rounding harmless
-/// (Boldo and Melquiond 2008).
+/// The product of two f32 is exact in f64; the sum is rounded to odd there, which makes the second
+/// rounding harmless (Boldo and Melquiond 2008).
 /// So no host without the instruction falls back to a slow or wrong library routine.
 /// Not for results that overflow or are subnormal in f32; none are in the noise.
 #[inline]
@@ -190,7 +195,7 @@ pub(crate) fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     let (sum, error) = two_sum(f64::from(a) * f64::from(b), f64::from(c));
     let bits = sum.to_bits();
     let sum = if error != 0.0 && bits & 1 == 0 {
-        // Toward the true value: one step up in magnitude if the error has the sum's sign, else one down.
+        // One step toward the true value: up in magnitude if the error has the sum's sign.
         f64::from_bits(if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 })
     } else {
         sum

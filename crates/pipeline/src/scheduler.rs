@@ -11,8 +11,9 @@
 //! Not here: the step itself, which is an op of the graph.
 //!
 //! # Source
-//! diffusers 0.42.1 `FlowMatchEulerDiscreteScheduler.set_timesteps` as `FluxPipeline.__call__` calls
-//! it, with `sigmas = linspace(1, 1 / steps, steps)` and `mu` of the token count.
+//! diffusers 0.42.1 `FlowMatchEulerDiscreteScheduler.set_timesteps`, called as by
+//! `FluxPipeline.__call__`: with `sigmas = linspace(1, 1 / steps, steps)` and `mu` of the token
+//! count.
 
 use half::bf16;
 use serde::Deserialize;

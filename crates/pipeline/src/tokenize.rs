@@ -166,7 +166,7 @@ impl PromptTokenizer {
 /// The position whose hidden state CLIP pools.
 ///
 /// `eos_token_id` is that of the text encoder's `config.json`: the first such id, or, for the
-/// legacy value 2, the first greatest id; 0 where there is none, as the reference's `argmax` has it.
+/// legacy value 2, the first greatest id; 0 where there is none, as `argmax` gives it.
 ///
 /// # Source
 /// transformers 5.17 `CLIPTextModel.forward`.

@@ -232,7 +232,10 @@ fn clip_json(vocab: &[u8], merges: &[u8], settings: &Settings) -> Result<Vec<u8>
             "single_word": false, "lstrip": false, "rstrip": false,
         }));
     }
-    let split = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
+    let split = concat!(
+        r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|",
+        r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    );
     let file = json!({
         "version": "1.0",
         "added_tokens": special,
@@ -243,7 +246,8 @@ fn clip_json(vocab: &[u8], merges: &[u8], settings: &Settings) -> Result<Vec<u8>
         ]},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": split}, "behavior": "Removed", "invert": true},
-            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": true},
         ]},
         "post_processor": null,
         "decoder": null,
