@@ -192,9 +192,10 @@ pub(crate) fn model_index(
     let json = |reason: &str| WeightsError::json(&path, reason);
     let text = source.read("model_index.json", CONFIG_BYTES_MAX, "a model index")?;
     let Some(text) = text else {
-        // If the folder is something else, say what.
-        let found = shards::find(source, "")?;
-        if !matches!(found, shards::Found::Nothing) {
+        // If the folder is clearly something else, say what.
+        if let Ok(found) = shards::find(source, "")
+            && !matches!(found, shards::Found::Nothing)
+        {
             let weights = found.weights(source, "")?;
             let recognised = weights.recognise();
             canonical::catalog(weights.blobs, weights.tensors, recognised)?;

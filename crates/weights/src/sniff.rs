@@ -68,8 +68,16 @@ fn sniff_text(head: &[u8]) -> Option<Layout> {
     if [&b"<!doctype"[..], b"<html", b"<head", b"<?xml", b"<error"].iter().any(|tag| starts(tag)) {
         return Some(Layout::WebPage);
     }
-    let is_text = head.len() >= 8
-        && head.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..));
+    // The head may end inside a character.
+    let valid = match std::str::from_utf8(head) {
+        Ok(text) => text,
+        Err(e) if e.error_len().is_none() => {
+            std::str::from_utf8(&head[..e.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return None,
+    };
+    let is_plain = |c: char| !c.is_control() || matches!(c, '\t' | '\n' | '\r');
+    let is_text = valid.len() >= 8 && valid.chars().all(is_plain);
     is_text.then_some(Layout::Text)
 }
 

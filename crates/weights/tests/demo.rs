@@ -70,6 +70,7 @@ fn the_folder_opens() {
     assert_eq!(
         kept,
         [
+            "plimsoll.json",
             "scheduler/scheduler_config.json",
             "tokenizer/merges.txt",
             "tokenizer/tokenizer.json",
