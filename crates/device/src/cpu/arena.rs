@@ -1,0 +1,345 @@
+//! The arena: the one block of memory that the CPU device computes in, and the only way to reach it.
+//!
+//! One of the two files of this crate with `unsafe` (the other calls the GEMM kernels). Ops never hold a
+//! reference into the arena's matrices: they load elements into buffers of their own and store them back, so
+//! that an op may be given the same place for its input and its output.
+//!
+//! Invariants that the `unsafe` blocks below rely on:
+//! - A. `base` is valid for reads and writes of `bytes` bytes as long as the [`Arena`] lives, and all of it was
+//!   written (with the pattern) when it was taken; any bit pattern is a valid `u8`, `u16`, `u32` and `f32`.
+//! - B. A matrix or region is made only after its last byte was compared with `bytes` ([`Space::part`]), and
+//!   offsets are multiples of the element's size, while `base` is aligned to 4096.
+//! - C. Two [`MatMut`] of one op share no element: `check` refuses a program whose op writes what another of its
+//!   operands holds, but for the in-place pairs that the op set names; [`MatMut`] cannot be cloned and is split
+//!   only into disjoint parts; an in-place op loads an element before the same task stores it.
+//! - D. Scratch is taken at most once while an op runs and shares no byte with its operands (`check`).
+//! - E. The two lanes do not touch the same bytes at the same time: this is what `verify` proves of a plan. A
+//!   program that was not verified may race here, as it may on a GPU; it can not leave the arena.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use plimsoll_graph::DType;
+
+use super::math::{bf16_bits, bf16_value};
+use crate::{DeviceError, Mat, Region};
+
+/// Page size, so that rows of a matrix start where the plan says in the cache as well.
+const BASE_ALIGNMENT: usize = 4096;
+
+/// Granularity of [`Arena::high_water_bytes`].
+const GRAIN: u64 = 256;
+
+/// Memory of exactly the size asked for, filled with a pattern.
+pub(crate) struct Arena {
+    base: NonNull<u8>,
+    bytes: usize,
+    layout: Layout,
+}
+
+// SAFETY: an arena owns its memory and has no thread-bound state; access to it is ruled by E.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// Takes the memory and fills it.
+    pub(crate) fn new(bytes: u64) -> Result<Self, DeviceError> {
+        let refused = || DeviceError::Arena { device: "cpu".to_owned(), bytes };
+        let size = usize::try_from(bytes).map_err(|_| refused())?;
+        let layout = Layout::from_size_align(size.max(1), BASE_ALIGNMENT).map_err(|_| refused())?;
+        // SAFETY: the layout's size is at least 1.
+        let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
+        let mut arena = Self { base, bytes: size, layout };
+        arena.reset_pattern();
+        Ok(arena)
+    }
+
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Fills the arena with its pattern: afterwards nothing counts as touched.
+    pub(crate) fn reset_pattern(&mut self) {
+        let words = self.bytes / 8;
+        for index in 0..words {
+            let word = pattern_word(index as u64).to_le_bytes();
+            // SAFETY: `index * 8 + 8 <= bytes` (A); bytes have no alignment.
+            unsafe {
+                std::ptr::copy_nonoverlapping(word.as_ptr(), self.base.as_ptr().add(index * 8), 8);
+            }
+        }
+        let tail = pattern_word(words as u64).to_le_bytes();
+        for (at, byte) in (words * 8..self.bytes).zip(tail) {
+            // SAFETY: `at < bytes` (A).
+            unsafe { self.base.as_ptr().add(at).write(byte) };
+        }
+    }
+
+    /// One past the highest byte that differs from the pattern, rounded up to 256.
+    ///
+    /// A touched byte is missed only if all bytes above it in its grain were left alone and it happens to equal
+    /// the pattern; for a whole word the chance is 2^-64.
+    pub(crate) fn high_water_bytes(&mut self) -> u64 {
+        // SAFETY: A; `&mut self` says that no lane runs.
+        let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) };
+        let (words, tail) = bytes.as_chunks::<8>();
+        let pattern = pattern_word(words.len() as u64).to_le_bytes();
+        let highest = match tail.iter().zip(pattern).rposition(|(found, fill)| *found != fill) {
+            Some(at) => Some(words.len() * 8 + at),
+            None => words
+                .iter()
+                .enumerate()
+                .rposition(|(at, word)| u64::from_le_bytes(*word) != pattern_word(at as u64))
+                .map(|at| at * 8 + 7),
+        };
+        let end = highest.map_or(0, |at| at as u64 + 1);
+        end.next_multiple_of(GRAIN)
+    }
+
+    /// A handle for the lanes.
+    pub(crate) fn space(&mut self) -> Space<'_> {
+        Space { base: self.base, bytes: self.bytes as u64, arena: PhantomData }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc` with this layout, and no handle outlives the arena.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// The pattern's word at a position: splitmix64's finaliser, so that no run of equal words can match.
+#[inline(always)]
+fn pattern_word(index: u64) -> u64 {
+    let mut word = index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word ^ (word >> 31)
+}
+
+/// The arena as the lanes see it.
+#[derive(Clone, Copy)]
+pub(crate) struct Space<'a> {
+    base: NonNull<u8>,
+    bytes: u64,
+    arena: PhantomData<&'a Arena>,
+}
+
+// SAFETY: a handle is an address; what is done through it is ruled by C, D and E.
+unsafe impl Send for Space<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Space<'_> {}
+
+impl<'a> Space<'a> {
+    /// Address of a region, which must lie in the arena (B).
+    #[expect(clippy::cast_possible_truncation, reason = "compared with the arena's size, a usize")]
+    fn part(&self, region: Region, width: u64) -> *mut u8 {
+        let inside = region.offset.checked_add(region.bytes).is_some_and(|end| end <= self.bytes);
+        assert!(inside && region.offset.is_multiple_of(width), "a region outside of the arena");
+        // SAFETY: the offset is at most `bytes` (A).
+        unsafe { self.base.as_ptr().add(region.offset as usize) }
+    }
+
+    /// A matrix to load from, at `step`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "inside of the arena, whose size is a usize"
+    )]
+    pub(crate) fn reader(&self, mat: &Mat, step: u32) -> MatRef<'a> {
+        let base = self.part(mat.region(step), mat.dtype.bytes());
+        MatRef {
+            base,
+            rows: mat.rows as usize,
+            cols: mat.cols as usize,
+            stride: mat.stride as usize,
+            dtype: mat.dtype,
+            arena: PhantomData,
+        }
+    }
+
+    /// A matrix to store to, at `step`. The caller is the one op that writes it (C).
+    pub(crate) fn writer(&self, mat: &Mat, step: u32) -> MatMut<'a> {
+        MatMut { view: self.reader(mat, step) }
+    }
+
+    /// The op's scratch as floats, whose last 256 bytes are written at once: so the arena's high-water mark
+    /// shows the scratch that was planned. The caller is the op that it belongs to (D).
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "inside of the arena, whose size is a usize"
+    )]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "D: an op takes its scratch once, and nothing else does"
+    )]
+    pub(crate) fn scratch(&self, region: Region) -> &'a mut [f32] {
+        if region.bytes < 4 {
+            return &mut [];
+        }
+        let base = self.part(region, 4).cast::<f32>();
+        // SAFETY: B; the region is a multiple of 4 from the base; exclusive by D.
+        let floats = unsafe { std::slice::from_raw_parts_mut(base, (region.bytes / 4) as usize) };
+        let tail = floats.len().saturating_sub(GRAIN as usize / 4);
+        floats[tail..].fill(0.0);
+        floats
+    }
+
+    /// Copies bytes to a place in the arena.
+    pub(crate) fn fill(&self, offset: u64, bytes: &[u8]) {
+        let target = self.part(Region { offset, bytes: bytes.len() as u64 }, 1);
+        // SAFETY: B; host memory and the arena are different allocations.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+    }
+}
+
+/// A matrix to load from: `rows x cols`, `stride` elements from row to row.
+#[derive(Clone, Copy)]
+pub(crate) struct MatRef<'a> {
+    base: *mut u8,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    dtype: DType,
+    arena: PhantomData<&'a Arena>,
+}
+
+// SAFETY: loads are ruled by C and E.
+unsafe impl Send for MatRef<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for MatRef<'_> {}
+
+impl MatRef<'_> {
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Address of an element inside the matrix, or one past its end.
+    #[inline(always)]
+    fn address(&self, row: usize, col: usize) -> *mut u8 {
+        let width = if self.dtype == DType::BF16 { 2 } else { 4 };
+        self.base.wrapping_add((row * self.stride + col) * width)
+    }
+
+    /// Address of `count` elements of a row, checked.
+    #[inline(always)]
+    fn run(&self, row: usize, col: usize, count: usize) -> *mut u8 {
+        assert!(row < self.rows && col + count <= self.cols, "elements outside of a matrix");
+        self.address(row, col)
+    }
+
+    /// Loads elements `col ..` of a row as `f32`.
+    #[inline(always)]
+    pub(crate) fn load(&self, row: usize, col: usize, out: &mut [f32]) {
+        let source = self.run(row, col, out.len());
+        if self.dtype == DType::BF16 {
+            let source = source.cast::<u16>().cast_const();
+            for (at, value) in out.iter_mut().enumerate() {
+                // SAFETY: `run` has checked the elements; 2-aligned by B.
+                *value = bf16_value(unsafe { source.add(at).read() });
+            }
+        } else {
+            // SAFETY: `run` has checked the elements; 4-aligned by B; `out` is not arena memory but for scratch,
+            // which shares no byte with a matrix (D).
+            unsafe {
+                std::ptr::copy_nonoverlapping(source.cast::<f32>(), out.as_mut_ptr(), out.len());
+            }
+        }
+    }
+
+    /// One element as `f32`.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize, col: usize) -> f32 {
+        let mut value = [0.0];
+        self.load(row, col, &mut value);
+        value[0]
+    }
+
+    /// One index.
+    pub(crate) fn index_at(&self, row: usize, col: usize) -> u32 {
+        assert!(self.dtype == DType::U32, "an index from a matrix of numbers");
+        // SAFETY: `run` has checked the element; 4-aligned by B.
+        unsafe { self.run(row, col, 1).cast::<u32>().read() }
+    }
+
+    /// The bytes of a row, copied out.
+    pub(crate) fn row_bytes(&self, row: usize, out: &mut [u8]) {
+        let source = self.run(row, 0, self.cols);
+        let width = if self.dtype == DType::BF16 { 2 } else { 4 };
+        assert!(out.len() == self.cols * width, "a row of another size");
+        // SAFETY: `run` has checked the row; `out` is host memory.
+        unsafe { std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
+    }
+}
+
+/// A matrix to store to; also loads, for ops that work in place.
+pub(crate) struct MatMut<'a> {
+    view: MatRef<'a>,
+}
+
+impl<'a> MatMut<'a> {
+    pub(crate) fn rows(&self) -> usize {
+        self.view.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.view.cols
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.view.dtype
+    }
+
+    /// Loads elements `col ..` of a row as `f32`.
+    #[inline(always)]
+    pub(crate) fn load(&self, row: usize, col: usize, out: &mut [f32]) {
+        self.view.load(row, col, out);
+    }
+
+    /// Rows `.. at` and rows `at ..`.
+    pub(crate) fn split_rows(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.view.rows, "a split outside of a matrix");
+        let below =
+            MatRef { base: self.view.address(at, 0), rows: self.view.rows - at, ..self.view };
+        (Self { view: MatRef { rows: at, ..self.view } }, Self { view: below })
+    }
+
+    /// Columns `.. at` and columns `at ..`.
+    pub(crate) fn split_cols(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.view.cols, "a split outside of a matrix");
+        let right =
+            MatRef { base: self.view.address(0, at), cols: self.view.cols - at, ..self.view };
+        (Self { view: MatRef { cols: at, ..self.view } }, Self { view: right })
+    }
+
+    /// Stores `values` at elements `col ..` of a row, rounded to nearest even where the matrix is `bf16`.
+    #[inline(always)]
+    pub(crate) fn store(&mut self, row: usize, col: usize, values: &[f32]) {
+        let target = self.view.run(row, col, values.len());
+        if self.view.dtype == DType::BF16 {
+            let target = target.cast::<u16>();
+            for (at, value) in values.iter().enumerate() {
+                // SAFETY: `run` has checked the elements; 2-aligned by B; ours alone by C.
+                unsafe { target.add(at).write(bf16_bits(*value)) };
+            }
+        } else {
+            // SAFETY: `run` has checked the elements; 4-aligned by B; ours alone by C.
+            unsafe {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast::<f32>(), values.len());
+            }
+        }
+    }
+
+    /// Sets a row's bytes.
+    pub(crate) fn set_row_bytes(&mut self, row: usize, bytes: &[u8]) {
+        let target = self.view.run(row, 0, self.view.cols);
+        let width = if self.view.dtype == DType::BF16 { 2 } else { 4 };
+        assert!(bytes.len() == self.view.cols * width, "a row of another size");
+        // SAFETY: `run` has checked the row; ours alone by C; `bytes` is host memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+    }
+}

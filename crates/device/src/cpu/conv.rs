@@ -1,0 +1,254 @@
+//! 3x3 convolution, stride 1, zero padding 1, of an input that may be enlarged (nearest) on the way.
+//!
+//! Pixels are the vector lanes. A tile is some rows of at most [`TILE_WIDTH`] result pixels; for some channels its
+//! input with a border of one pixel is laid out channel by channel (the band), where each of the nine taps is the same
+//! picture at another offset. So nothing is multiplied out into columns: nine products read the band in place.
+
+use plimsoll_graph::Activation;
+
+use super::arena::{MatMut, MatRef};
+use super::epilogue::{Epilogue, TilePlace};
+use super::gemm::{LANES, Lhs, Rhs, Store, product};
+use super::parallel::{Corner, Grid, for_each_strand, strands_for};
+use super::simd::{Block, SIDE, transposed, vectorised};
+
+/// Input channels that are summed in one chain for a tap; part of what decides the bits.
+const CHANNELS: usize = 64;
+/// Pixels of a tile's row.
+const TILE_WIDTH: usize = 64;
+/// Pixels of a tile, about.
+const TILE_PIXELS: usize = 256;
+/// Result channels whose weights are held at once.
+const WEIGHT_ROWS: usize = 24;
+/// Taps of the kernel.
+const TAPS: usize = 9;
+/// Operations that pay for handing over a task.
+const GRAIN: usize = 3_000_000;
+
+/// Sizes of everything, from the op's shape alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocking {
+    grid: Grid,
+    channels: usize,
+    out_channels: usize,
+    /// Pixels of a tile's row, padded to whole lanes.
+    width: usize,
+    /// Rows of a tile.
+    height: usize,
+}
+
+impl Blocking {
+    /// For a result of `height x width` pixels.
+    pub(crate) fn new([height, width]: [usize; 2], channels: usize, out_channels: usize) -> Self {
+        let work = 2 * height * width * channels * TAPS * out_channels;
+        let strands = strands_for(work, GRAIN).min(height);
+        let grid = Grid::new([height * width, 1], [strands, 1], [width, 1]);
+        let tile_width = width.next_multiple_of(LANES).min(TILE_WIDTH);
+        let tile_height = (TILE_PIXELS / tile_width).min(grid.rows.div_ceil(width)).max(1);
+        Self {
+            grid,
+            channels: channels.min(CHANNELS),
+            out_channels,
+            width: tile_width,
+            height: tile_height,
+        }
+    }
+
+    /// Floats from one row of the band to the next: the border on both sides, in whole lanes.
+    fn band_width(&self) -> usize {
+        (self.width + 2).next_multiple_of(LANES)
+    }
+
+    /// Floats from one channel of the band to the next.
+    fn band_channel(&self) -> usize {
+        (self.height + 2) * self.band_width()
+    }
+
+    /// Floats of one strand: band, weights, sums.
+    fn parts(&self) -> [usize; 3] {
+        [
+            self.channels * self.band_channel(),
+            WEIGHT_ROWS * self.channels * TAPS,
+            self.out_channels * self.height * self.width,
+        ]
+    }
+
+    /// Floats of all strands.
+    pub(crate) fn scratch_floats(&self) -> usize {
+        self.grid.count() * self.parts().iter().sum::<usize>()
+    }
+}
+
+/// Operands but the result.
+#[derive(Clone, Copy)]
+pub(crate) struct Conv<'a> {
+    /// `[height * width, channels]`.
+    pub(crate) x: MatRef<'a>,
+    /// Of the input, before enlarging.
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+    pub(crate) upscale: usize,
+    /// `[out channels, channels * 9]`.
+    pub(crate) weight: MatRef<'a>,
+    pub(crate) bias: MatRef<'a>,
+    pub(crate) residual: Option<MatRef<'a>>,
+}
+
+impl Conv<'_> {
+    /// Carries out the op; `scratch` is what [`Blocking::scratch_floats`] asked for.
+    pub(crate) fn run(&self, out: MatMut<'_>, scratch: &mut [f32]) {
+        let size = [self.height * self.upscale, self.width * self.upscale];
+        let blocking = Blocking::new(size, self.x.cols(), self.weight.rows());
+        let epilogue = Epilogue {
+            bias: Some(self.bias),
+            activation: Activation::None,
+            base: self.residual,
+            gate: None,
+        };
+        let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let (first, rows) = (corner.row / size[1], part.rows() / size[1]);
+                    for y in (0..rows).step_by(blocking.height) {
+                        for x in (0..size[1]).step_by(blocking.width) {
+                            let tile = Tile {
+                                corner: [first + y, x],
+                                size: [
+                                    blocking.height.min(rows - y),
+                                    blocking.width.min(size[1] - x),
+                                ],
+                            };
+                            let sums = self.sum_tile(&blocking, tile, scratch);
+                            store(
+                                &blocking,
+                                &epilogue,
+                                tile,
+                                [size[1], corner.row],
+                                sums,
+                                &mut part,
+                            );
+                        }
+                    }
+                },
+            );
+        };
+        // Only rows are cut, so the one column of the grid stands for all channels.
+        for_each_strand(out, blocking.grid, scratch, &task);
+    }
+
+    /// Sums of a tile, `[out channels][rows][lanes]`.
+    #[inline(always)]
+    fn sum_tile<'s>(
+        &self,
+        blocking: &Blocking,
+        tile: Tile,
+        scratch: &'s mut [f32],
+    ) -> &'s mut [f32] {
+        let [band, weights, sums] = blocking.parts();
+        let (band, rest) = scratch.split_at_mut(band);
+        let (weights, sums) = (&mut rest[..weights + sums]).split_at_mut(weights);
+        let stride = blocking.height * blocking.width;
+        let lanes = tile.size[1].next_multiple_of(LANES);
+        for channel in (0..self.x.cols()).step_by(blocking.channels) {
+            let channels = blocking.channels.min(self.x.cols() - channel);
+            self.fill_band(blocking, tile, [channel, channels], band);
+            let depth = channels * TAPS;
+            for out_channel in (0..blocking.out_channels).step_by(WEIGHT_ROWS) {
+                let count = WEIGHT_ROWS.min(blocking.out_channels - out_channel);
+                for (at, line) in weights.chunks_exact_mut(depth).take(count).enumerate() {
+                    self.weight.load(out_channel + at, channel * TAPS, line);
+                }
+                for y in 0..tile.size[0] {
+                    let target = &mut sums[out_channel * stride + y * blocking.width..];
+                    for tap in 0..TAPS {
+                        let offset = (y + tap / 3) * blocking.band_width() + tap % 3;
+                        let store = if channel + tap == 0 { Store::Set(1.0) } else { Store::Add };
+                        product(
+                            [lanes, count, channels],
+                            target,
+                            stride,
+                            Lhs { values: &band[offset..], stride: blocking.band_channel() },
+                            Rhs { values: &weights[tap..], step: TAPS, stride: depth },
+                            store,
+                        );
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// `band[c][y][x]` is channel `channel + c` of the enlarged input at the tile's corner less one pixel plus
+    /// `(y, x)`; zero outside of the picture.
+    #[inline(always)]
+    fn fill_band(
+        &self,
+        blocking: &Blocking,
+        tile: Tile,
+        [channel, channels]: [usize; 2],
+        band: &mut [f32],
+    ) {
+        let (row_floats, channel_floats) = (blocking.band_width(), blocking.band_channel());
+        let [height, width] = [self.height * self.upscale, self.width * self.upscale];
+        for y in 0..tile.size[0] + 2 {
+            // Rows and columns are counted from one before the picture, to stay in unsigned numbers.
+            let row = tile.corner[0] + y;
+            let is_row_inside = (1..=height).contains(&row);
+            for x in (0..row_floats).step_by(SIDE) {
+                for c in (0..channels).step_by(SIDE) {
+                    let count = SIDE.min(channels - c);
+                    let mut block: Block = [[0.0; SIDE]; SIDE];
+                    for (at, line) in block.iter_mut().enumerate() {
+                        let col = tile.corner[1] + x + at;
+                        if is_row_inside && (1..=width).contains(&col) {
+                            let source_row = (row - 1) / self.upscale;
+                            let source_col = (col - 1) / self.upscale;
+                            let pixel = source_row * self.width + source_col;
+                            if count == SIDE {
+                                self.x.load(pixel, channel + c, line);
+                            } else {
+                                self.x.load(pixel, channel + c, &mut line[..count]);
+                            }
+                        }
+                    }
+                    for (at, line) in transposed(&block).iter().take(count).enumerate() {
+                        let start = (c + at) * channel_floats + y * row_floats + x;
+                        band[start..start + SIDE].copy_from_slice(line);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A rectangle of result pixels.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Row and column in the picture.
+    corner: [usize; 2],
+    /// Rows and columns.
+    size: [usize; 2],
+}
+
+/// Finishes a tile's rows one by one.
+#[inline(always)]
+fn store(
+    blocking: &Blocking,
+    epilogue: &Epilogue<'_>,
+    tile: Tile,
+    [width, first_pixel]: [usize; 2],
+    sums: &[f32],
+    out: &mut MatMut<'_>,
+) {
+    for y in 0..tile.size[0] {
+        let pixel = (tile.corner[0] + y) * width + tile.corner[1];
+        let place = TilePlace {
+            whole: [pixel, 0],
+            part: [pixel - first_pixel, 0],
+            size: [tile.size[1], blocking.out_channels],
+        };
+        let stride = blocking.height * blocking.width;
+        epilogue.store(&sums[y * blocking.width..], stride, place, out);
+    }
+}

@@ -1,0 +1,87 @@
+//! What happens to a tile of sums before it is stored: bias, activation, residual.
+
+use plimsoll_graph::Activation;
+
+use super::arena::{MatMut, MatRef};
+use super::elementwise::activate_chunk;
+use super::simd::{Block, SIDE, transposed};
+
+/// Columns that are finished at once.
+const WIDTH: usize = 64;
+
+/// `out = base + gate * activation(sums + bias)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Epilogue<'a> {
+    /// `[1, cols]`.
+    pub(crate) bias: Option<MatRef<'a>>,
+    pub(crate) activation: Activation,
+    /// As `out`; may be the very place.
+    pub(crate) base: Option<MatRef<'a>>,
+    /// `[1, cols]`.
+    pub(crate) gate: Option<MatRef<'a>>,
+}
+
+/// Where a tile lies in the whole result.
+#[derive(Clone, Copy)]
+pub(crate) struct TilePlace {
+    /// Row and column in the whole result, by which bias, base and gate are read.
+    pub(crate) whole: [usize; 2],
+    /// The same place in the strand's part of it.
+    pub(crate) part: [usize; 2],
+    /// Rows and columns.
+    pub(crate) size: [usize; 2],
+}
+
+impl Epilogue<'_> {
+    /// Stores a tile of sums, `[cols][stride]` with rows as lanes.
+    #[inline(always)]
+    pub(crate) fn store(
+        &self,
+        sums: &[f32],
+        stride: usize,
+        place: TilePlace,
+        out: &mut MatMut<'_>,
+    ) {
+        let [rows, cols] = place.size;
+        for col in (0..cols).step_by(WIDTH) {
+            let width = WIDTH.min(cols - col);
+            let whole_col = place.whole[1] + col;
+            let (mut bias, mut gate) = ([0.0; WIDTH], [1.0; WIDTH]);
+            if let Some(source) = &self.bias {
+                source.load(0, whole_col, &mut bias[..width]);
+            }
+            if let Some(source) = &self.gate {
+                source.load(0, whole_col, &mut gate[..width]);
+            }
+            for row in (0..rows).step_by(SIDE) {
+                let mut lines = [[0.0; WIDTH]; SIDE];
+                for block_col in (0..width).step_by(SIDE) {
+                    let mut block: Block = [[0.0; SIDE]; SIDE];
+                    for (at, line) in block.iter_mut().take(width - block_col).enumerate() {
+                        let start = (col + block_col + at) * stride + row;
+                        line.copy_from_slice(&sums[start..start + SIDE]);
+                    }
+                    for (line, values) in lines.iter_mut().zip(transposed(&block)) {
+                        line[block_col..block_col + SIDE].copy_from_slice(&values);
+                    }
+                }
+                for (at, line) in lines.iter_mut().take(rows - row).enumerate() {
+                    for (value, bias) in line.iter_mut().zip(&bias) {
+                        *value += *bias;
+                    }
+                    let line = &mut line[..width];
+                    activate_chunk(self.activation, line);
+                    if let Some(source) = &self.base {
+                        let mut base = [0.0; WIDTH];
+                        let base = &mut base[..width];
+                        source.load(place.whole[0] + row + at, whole_col, base);
+                        for ((value, base), gate) in line.iter_mut().zip(base).zip(&gate) {
+                            *value = *base + *gate * *value;
+                        }
+                    }
+                    out.store(place.part[0] + row + at, place.part[1] + col, line);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! From a bound op to the function that computes it.
+
+use plimsoll_graph::{Norm, OpKind};
+
+use super::arena::Space;
+use super::attention::Attention;
+use super::conv::Conv;
+use super::epilogue::Epilogue;
+use super::group_norm::GroupNorm;
+use super::norm::HeadNorm;
+use super::{elementwise, linear, lookup, norm};
+use crate::{BoundOp, DeviceError, Mat, Program};
+
+/// Sizes and numbers that `check` has compared with the arena, which fits in memory.
+#[expect(clippy::cast_possible_truncation, reason = "see above")]
+fn size(count: u64) -> usize {
+    count as usize
+}
+
+/// Carries out an op at `step`, on the worker threads of the current pool.
+///
+/// # Errors
+/// [`DeviceError::RowOutOfTable`].
+pub(crate) fn execute(
+    space: Space<'_>,
+    program: &Program<'_>,
+    op: &BoundOp,
+    step: u32,
+) -> Result<(), DeviceError> {
+    let read = |mat: &Mat| space.reader(mat, step);
+    let write = |mat: &Mat| space.writer(mat, step);
+    let scratch = || space.scratch(op.workspace);
+    match &op.op.kind {
+        OpKind::Input { input, out } => lookup::input(program.inputs[input.index()], write(out)),
+        OpKind::Gather { table, ids, out } => {
+            let table = &program.tables[table.index()];
+            lookup::gather(table, program.inputs[ids.index()], write(out))?;
+        }
+        OpKind::Output { output, x } => {
+            lookup::output(read(x), &program.outputs[output.index()]);
+        }
+        OpKind::Copy { x, out } => elementwise::copy(read(x), write(out)),
+        OpKind::Add { a, b, out } => elementwise::add(read(a), read(b), write(out)),
+        OpKind::AddWeight { a, weight, out } => {
+            let rows = Mat { rows: a.rows, ..*weight };
+            elementwise::add(read(a), read(&rows), write(out));
+        }
+        OpKind::Activate { x, activation, out } => {
+            elementwise::activate(read(x), *activation, write(out));
+        }
+        OpKind::GluGelu { x, out } => elementwise::glu_gelu(read(x), write(out)),
+        OpKind::Sinusoid { x, out } => elementwise::sinusoid(read(x), write(out)),
+        OpKind::Linear { x, weight, bias, activation, residual, out } => {
+            let residual = residual.as_ref();
+            let epilogue = Epilogue {
+                bias: bias.as_ref().map(read),
+                activation: *activation,
+                base: residual.map(|residual| read(&residual.base)),
+                gate: residual.and_then(|residual| residual.gate.as_ref()).map(read),
+            };
+            linear::linear(read(x), read(weight), epilogue, write(out), scratch());
+        }
+        OpKind::Norm { x, norm: kind, out } => {
+            let kind = match kind {
+                Norm::LayerModulated { eps, scale, shift } => {
+                    Norm::LayerModulated { eps: *eps, scale: read(scale), shift: read(shift) }
+                }
+                Norm::LayerAffine { eps, weight, bias } => {
+                    Norm::LayerAffine { eps: *eps, weight: read(weight), bias: read(bias) }
+                }
+                Norm::Rms { eps, weight } => Norm::Rms { eps: *eps, weight: read(weight) },
+            };
+            norm::norm(read(x), &kind, write(out));
+        }
+        OpKind::QkNormRope { q, k, q_weight, k_weight, rope, heads, eps } => {
+            let head_norm = HeadNorm {
+                q_weight: read(q_weight),
+                k_weight: read(k_weight),
+                rope: read(rope),
+                heads: size(*heads),
+                eps: *eps,
+            };
+            head_norm.run(write(q), write(k));
+        }
+        OpKind::Attention { q, k, v, heads, scale, causal, bias, out } => {
+            let attention = Attention {
+                q: read(q),
+                k: read(k),
+                v: read(v),
+                heads: size(*heads),
+                scale: *scale,
+                causal: *causal,
+                bias: bias.as_ref().map(|bias| read(&bias.bias)),
+            };
+            attention.run(write(out), scratch());
+        }
+        OpKind::ExpandBias { weight, buckets, out } => {
+            lookup::expand_bias(read(weight), read(buckets), write(out));
+        }
+        OpKind::SelectRow { x, index, out } => {
+            lookup::select_row(read(x), read(index), write(out));
+        }
+        OpKind::Euler { latent, velocity, dsigma } => {
+            elementwise::euler(read(latent), read(velocity), read(dsigma), write(latent));
+        }
+        OpKind::Unpatchify { x, height: _, width, scale, shift, out } => {
+            elementwise::unpatchify(read(x), size(*width), *scale, *shift, write(out));
+        }
+        OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out } => {
+            let group_norm = GroupNorm {
+                x: read(x),
+                weight: read(weight),
+                bias: read(bias),
+                groups: size(*groups),
+                eps: *eps,
+                silu: *silu,
+            };
+            group_norm.run(write(out), scratch());
+        }
+        OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } => {
+            let conv = Conv {
+                x: read(x),
+                height: size(*height),
+                width: size(*width),
+                upscale: size(*upscale),
+                weight: read(weight),
+                bias: read(bias),
+                residual: residual.as_ref().map(read),
+            };
+            conv.run(write(out), scratch());
+        }
+    }
+    Ok(())
+}

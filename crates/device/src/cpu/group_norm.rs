@@ -1,0 +1,138 @@
+//! GroupNorm over all pixels, then SiLU where asked.
+//!
+//! Strands of pixels leave a sum and a sum of squares for each channel in `f64`; they are added in the order of
+//! the pixels, so the bits do not depend on who computed which. In `f64` the variance may be taken from the sum
+//! of squares: a mean of a thousand deviations still leaves ten digits.
+
+use super::arena::{MatMut, MatRef};
+use super::math;
+use super::parallel::{Corner, Grid, for_each_band, for_each_strand, strands_for};
+use super::simd::vectorised;
+
+/// Elements that pay for handing over a task.
+const GRAIN: usize = 24 * 1024;
+/// Channels that are held at once.
+const CHUNK: usize = 64;
+/// Floats of a channel's two sums.
+const SUMS: usize = 4;
+
+/// How pixels are cut for the sums.
+fn grid(pixels: usize, channels: usize) -> Grid {
+    Grid::new([pixels, 1], [strands_for(pixels * channels, GRAIN), 1], [1, 1])
+}
+
+/// Floats of scratch: sums of every strand, then mean, factor and addend of every channel.
+pub(crate) fn scratch_floats(pixels: usize, channels: usize) -> usize {
+    grid(pixels, channels).count() * channels * SUMS + 3 * channels
+}
+
+/// Operands but the result.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupNorm<'a> {
+    pub(crate) x: MatRef<'a>,
+    pub(crate) weight: MatRef<'a>,
+    pub(crate) bias: MatRef<'a>,
+    pub(crate) groups: usize,
+    pub(crate) eps: f32,
+    pub(crate) silu: bool,
+}
+
+impl GroupNorm<'_> {
+    /// Carries out the op; `scratch` is what [`scratch_floats`] asked for.
+    pub(crate) fn run(&self, out: MatMut<'_>, scratch: &mut [f32]) {
+        let (pixels, channels) = (self.x.rows(), self.x.cols());
+        let grid = grid(pixels, channels);
+        let (sums, rest) = scratch.split_at_mut(grid.count() * channels * SUMS);
+        for_each_strand((), grid, sums, &|corner: Corner, (), floats: &mut [f32]| {
+            let last = (corner.row + grid.rows).min(pixels);
+            vectorised(
+                #[inline(always)]
+                || self.add_pixels(corner.row, last, bytemuck::cast_slice_mut(floats)),
+            );
+        });
+        let (mean, rest) = rest.split_at_mut(channels);
+        let (factor, rest) = rest.split_at_mut(channels);
+        let addend = &mut rest[..channels];
+        self.combine(bytemuck::cast_slice(sums), [mean, factor, addend]);
+        self.apply([mean, factor, addend], grid.row_strands, out);
+    }
+
+    /// Sum and sum of squares of each channel over some pixels, `[2][channels]`.
+    #[inline(always)]
+    fn add_pixels(&self, first: usize, last: usize, sums: &mut [f64]) {
+        let channels = self.x.cols();
+        let (total, squares) = sums.split_at_mut(channels);
+        for channel in (0..channels).step_by(CHUNK) {
+            let count = CHUNK.min(channels - channel);
+            let (mut sum, mut square) = ([0.0f64; CHUNK], [0.0f64; CHUNK]);
+            let mut values = [0.0f32; CHUNK];
+            for pixel in first..last {
+                self.x.load(pixel, channel, &mut values[..count]);
+                for ((value, sum), square) in values.iter().zip(&mut sum).zip(&mut square) {
+                    let value = f64::from(*value);
+                    *sum += value;
+                    *square += value * value;
+                }
+            }
+            total[channel..channel + count].copy_from_slice(&sum[..count]);
+            squares[channel..channel + count].copy_from_slice(&square[..count]);
+        }
+    }
+
+    /// From sums to what is subtracted from, multiplied with and added to each channel.
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
+    #[expect(clippy::cast_precision_loss, reason = "a number of pixels, far below 2^52")]
+    fn combine(&self, sums: &[f64], [mean, factor, addend]: [&mut [f32]; 3]) {
+        let channels = self.x.cols();
+        let width = channels / self.groups;
+        let count = (self.x.rows() * width) as f64;
+        for group in (0..channels).step_by(width) {
+            let (mut sum, mut square) = (0.0, 0.0);
+            for strand in sums.chunks_exact(2 * channels) {
+                sum += strand[group..group + width].iter().sum::<f64>();
+                square += strand[channels + group..channels + group + width].iter().sum::<f64>();
+            }
+            let average = sum / count;
+            let variance = (square / count - average * average).max(0.0);
+            let deviation = math::rsqrt(variance + f64::from(self.eps));
+            for channel in group..group + width {
+                mean[channel] = average as f32;
+                factor[channel] = deviation * self.weight.at(0, channel);
+                addend[channel] = self.bias.at(0, channel);
+            }
+        }
+    }
+
+    /// `(x - mean) * factor + addend`, then SiLU.
+    fn apply(&self, [mean, factor, addend]: [&[f32]; 3], strands: usize, out: MatMut<'_>) {
+        let channels = self.x.cols();
+        let pixels = out.rows();
+        for_each_band(out, pixels, strands, &|first: usize, mut band: MatMut<'_>| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let mut values = [0.0; CHUNK];
+                    for pixel in 0..band.rows() {
+                        for channel in (0..channels).step_by(CHUNK) {
+                            let range = channel..channels.min(channel + CHUNK);
+                            let values = &mut values[..range.len()];
+                            self.x.load(first + pixel, channel, values);
+                            for (((value, mean), factor), addend) in values
+                                .iter_mut()
+                                .zip(&mean[range.clone()])
+                                .zip(&factor[range.clone()])
+                                .zip(&addend[range])
+                            {
+                                *value = (*value - mean) * factor + addend;
+                            }
+                            if self.silu {
+                                values.iter_mut().for_each(|value| *value = math::silu(*value));
+                            }
+                            band.store(pixel, channel, values);
+                        }
+                    }
+                },
+            );
+        });
+    }
+}

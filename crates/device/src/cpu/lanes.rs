@@ -1,0 +1,340 @@
+//! The two lanes: threads that carry out commands in order.
+//!
+//! Commands wait in rings of a fixed size; a signal is a count in an atomic number, and a lane that waits for
+//! one spins for a moment, then sleeps. The compute lane runs inside of the worker pool, so that an op hands
+//! tasks to its neighbours without crossing into the pool first.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::arena::Space;
+use super::bell::Bell;
+use super::{copy, execute};
+use crate::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span, SpanKind};
+
+/// Commands that a ring holds.
+const RING: usize = 512;
+
+/// Locks without caring for a panic elsewhere: what the locks hold is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One lane's commands and signals.
+struct LaneState {
+    name: &'static str,
+    ring: Mutex<VecDeque<Command>>,
+    /// Rung when a command comes or no more will.
+    filled: Bell,
+    /// Rung when the ring is half empty.
+    drained: Bell,
+    signals: AtomicU64,
+    /// Rung at each signal.
+    signalled: Bell,
+}
+
+impl LaneState {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            ring: Mutex::new(VecDeque::with_capacity(RING)),
+            filled: Bell::default(),
+            drained: Bell::default(),
+            signals: AtomicU64::new(0),
+            signalled: Bell::default(),
+        }
+    }
+}
+
+/// A program while it runs.
+pub(crate) struct Run<'r> {
+    space: Space<'r>,
+    program: &'r Program<'r>,
+    control: &'r Control,
+    copy_lane: LaneState,
+    compute_lane: LaneState,
+    begin: Instant,
+    /// No more commands will come.
+    is_closed: AtomicBool,
+    /// Something failed: the lanes drop what they have not begun.
+    is_stopped: AtomicBool,
+    /// Commands were dropped.
+    has_dropped: AtomicBool,
+    /// The first failure of a lane.
+    failure: Mutex<Option<DeviceError>>,
+    /// Nanoseconds since `begin`.
+    first_ns: AtomicU64,
+    last_ns: AtomicU64,
+    copied_bytes: AtomicU64,
+    copied_bytes_by_step: Vec<AtomicU64>,
+    /// Bits of seconds.
+    marks: Vec<AtomicU64>,
+    spans: Mutex<Vec<Span>>,
+}
+
+impl<'r> Run<'r> {
+    /// Takes all memory that the run needs.
+    pub(crate) fn new(space: Space<'r>, program: &'r Program<'r>, control: &'r Control) -> Self {
+        let zeros = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let span_count = if program.trace { program.command_count } else { 0 };
+        Self {
+            space,
+            program,
+            control,
+            copy_lane: LaneState::new("copy"),
+            compute_lane: LaneState::new("compute"),
+            begin: Instant::now(),
+            is_closed: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
+            has_dropped: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            first_ns: AtomicU64::new(u64::MAX),
+            last_ns: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+            copied_bytes_by_step: zeros(program.steps),
+            marks: zeros(program.mark_count),
+            spans: Mutex::new(Vec::with_capacity(usize::try_from(span_count).unwrap_or(0))),
+        }
+    }
+
+    /// Runs both lanes and `drive` to their ends.
+    pub(crate) fn go(
+        &self,
+        pool: &rayon::ThreadPool,
+        drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let driven = std::thread::scope(|scope| {
+            scope.spawn(|| self.lane(Lane::Copy));
+            scope.spawn(|| pool.install(|| self.lane(Lane::Compute)));
+            // A panic of the caller's must not leave the lanes waiting for it.
+            let driven = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                drive(self as &dyn Queue)
+            }));
+            if !matches!(driven, Ok(Ok(()))) {
+                self.stop();
+            }
+            self.is_closed.store(true, Ordering::SeqCst);
+            self.copy_lane.filled.ring();
+            self.compute_lane.filled.ring();
+            driven
+        });
+        if let Some(failure) = lock(&self.failure).take() {
+            return Err(failure);
+        }
+        match driven {
+            Ok(Ok(())) if self.has_dropped.load(Ordering::SeqCst) => Err(DeviceError::Cancelled),
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// What the run measured, but for the high-water mark.
+    pub(crate) fn stats(self) -> RunStats {
+        let first = self.first_ns.into_inner();
+        let last = self.last_ns.into_inner();
+        RunStats {
+            seconds: seconds(last.saturating_sub(first.min(last))),
+            copied_bytes: self.copied_bytes.into_inner(),
+            copied_bytes_by_step: self
+                .copied_bytes_by_step
+                .into_iter()
+                .map(AtomicU64::into_inner)
+                .collect(),
+            marks: self.marks.into_iter().map(|mark| f64::from_bits(mark.into_inner())).collect(),
+            high_water_bytes: 0,
+            spans: self.spans.into_inner().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    fn state(&self, lane: Lane) -> &LaneState {
+        match lane {
+            Lane::Copy => &self.copy_lane,
+            Lane::Compute => &self.compute_lane,
+        }
+    }
+
+    /// Makes everyone drop what they have not begun.
+    fn stop(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+        for state in [&self.copy_lane, &self.compute_lane] {
+            state.filled.ring();
+            state.drained.ring();
+            state.signalled.ring();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_stopped.load(Ordering::SeqCst) || self.control.is_cancelled()
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A lane's thread from start to end.
+    fn lane(&self, lane: Lane) {
+        let work = std::panic::AssertUnwindSafe(|| self.carry_out_all(lane));
+        let failure = match std::panic::catch_unwind(work) {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure,
+            Err(panic) => {
+                let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+                let cause = text.unwrap_or_else(|| "a panic without a message".to_owned());
+                DeviceError::LaneDied { lane: self.state(lane).name, cause }
+            }
+        };
+        if matches!(failure, DeviceError::Cancelled) {
+            self.has_dropped.store(true, Ordering::SeqCst);
+        } else {
+            lock(&self.failure).get_or_insert(failure);
+        }
+        self.stop();
+    }
+
+    fn carry_out_all(&self, lane: Lane) -> Result<(), DeviceError> {
+        let state = self.state(lane);
+        while let Some(command) = self.next(state)? {
+            let start = self.now_ns();
+            self.carry_out(lane, command, start)?;
+            self.first_ns.fetch_min(start, Ordering::Relaxed);
+            self.last_ns.fetch_max(self.now_ns(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The next command; `None` when all are done.
+    fn next(&self, state: &LaneState) -> Result<Option<Command>, DeviceError> {
+        let mut next = None;
+        state.filled.wait_until(|| {
+            // Closed is read before the ring: what came before the closing is then seen.
+            let is_closed = self.is_closed.load(Ordering::SeqCst);
+            let mut ring = lock(&state.ring);
+            next = ring.pop_front().map(|command| (command, ring.len()));
+            next.is_some() || is_closed || self.is_over()
+        });
+        match next {
+            Some(_) if self.is_over() => Err(DeviceError::Cancelled),
+            Some((command, left)) => {
+                if left == RING / 2 {
+                    state.drained.ring();
+                }
+                Ok(Some(command))
+            }
+            None if self.is_closed.load(Ordering::SeqCst) => Ok(None),
+            None => Err(DeviceError::Cancelled),
+        }
+    }
+
+    fn carry_out(&self, lane: Lane, command: Command, start: u64) -> Result<(), DeviceError> {
+        let unsupported = |what: &str| {
+            Err(DeviceError::Unsupported { what: what.to_owned(), device: "cpu".to_owned() })
+        };
+        match command {
+            Command::Copy { .. } if lane == Lane::Compute => {
+                unsupported("a copy on the compute lane")
+            }
+            Command::Run { .. } if lane == Lane::Copy => unsupported("an op on the copy lane"),
+            Command::Copy { copy: index, step } => {
+                let bound = &self.program.copies[index as usize];
+                let bytes = copy::copy(self.space, bound, &|| self.is_over())?;
+                self.copied_bytes.fetch_add(bytes, Ordering::SeqCst);
+                let counter = step.and_then(|step| self.copied_bytes_by_step.get(step as usize));
+                if let Some(counter) = counter {
+                    counter.fetch_add(bytes, Ordering::SeqCst);
+                }
+                self.note(SpanKind::Copy, index, step, start);
+                Ok(())
+            }
+            Command::Run { op: index, step } => {
+                let op = &self.program.ops[index as usize];
+                execute::execute(self.space, self.program, op, step)?;
+                self.note(SpanKind::Op, index, Some(step), start);
+                Ok(())
+            }
+            Command::Signal => {
+                let state = self.state(lane);
+                state.signals.fetch_add(1, Ordering::SeqCst);
+                state.signalled.ring();
+                Ok(())
+            }
+            Command::Wait { lane, count } => self.await_signals(lane, count),
+            Command::Mark(mark) => {
+                self.marks[mark as usize].store(seconds(self.now_ns()).to_bits(), Ordering::SeqCst);
+                Ok(())
+            }
+        }
+    }
+
+    fn await_signals(&self, lane: Lane, count: u64) -> Result<(), DeviceError> {
+        let state = self.state(lane);
+        let has_come = || state.signals.load(Ordering::SeqCst) >= count;
+        state.signalled.wait_until(|| has_come() || self.is_over());
+        if has_come() { Ok(()) } else { Err(DeviceError::Cancelled) }
+    }
+
+    /// Keeps a span if asked for; never more than memory was taken for.
+    fn note(&self, kind: SpanKind, index: u32, step: Option<u32>, start: u64) {
+        if !self.program.trace {
+            return;
+        }
+        let span = Span { kind, index, step, start: seconds(start), end: seconds(self.now_ns()) };
+        let mut spans = lock(&self.spans);
+        if spans.len() < spans.capacity() {
+            spans.push(span);
+        }
+    }
+
+    /// Why nothing more is taken.
+    fn refusal(&self) -> DeviceError {
+        match &*lock(&self.failure) {
+            Some(DeviceError::LaneDied { lane, cause }) => {
+                DeviceError::LaneDied { lane, cause: cause.clone() }
+            }
+            Some(DeviceError::RowOutOfTable { row, rows }) => {
+                DeviceError::RowOutOfTable { row: *row, rows: *rows }
+            }
+            Some(DeviceError::Unsupported { what, device }) => {
+                DeviceError::Unsupported { what: what.clone(), device: device.clone() }
+            }
+            _ => DeviceError::Cancelled,
+        }
+    }
+}
+
+impl Queue for Run<'_> {
+    fn enqueue(&self, lane: Lane, command: Command) -> Result<(), DeviceError> {
+        let state = self.state(lane);
+        let has_room = || lock(&state.ring).len() < RING;
+        if !has_room() {
+            let has_drained = || lock(&state.ring).len() <= RING / 2;
+            state.drained.wait_until(|| has_drained() || self.is_over());
+        }
+        if self.is_over() {
+            self.has_dropped.store(true, Ordering::SeqCst);
+            return Err(self.refusal());
+        }
+        lock(&state.ring).push_back(command);
+        state.filled.ring();
+        Ok(())
+    }
+
+    fn wait(&self, lane: Lane, count: u64) -> Result<(), DeviceError> {
+        self.await_signals(lane, count).map_err(|_| self.refusal())
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.copied_bytes.load(Ordering::SeqCst)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a double holds 104 days of nanoseconds exactly")]
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 * 1e-9
+}
