@@ -32,7 +32,10 @@ class Diffusers:
         from diffusers import FluxPipeline
         from diffusers.utils import logging as diffusers_logging
 
+        from transformers.utils import logging as transformers_logging
+
         diffusers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
         torch.set_num_threads(threads)
         self.torch = torch
         self.pipeline = FluxPipeline.from_pretrained(
