@@ -1,0 +1,321 @@
+//! Offsets: everything that needs memory at some time, in as little of it as possible.
+//!
+//! This is dynamic storage allocation: items with a size and the times at which they are alive, and no two that
+//! are alive together may share a byte. The best peak is NP-hard to find and the liveness floor (the largest sum
+//! alive at one time) is a bound that it often meets. So: place by each of several good orders, lowest gap first,
+//! until the floor is met; then let the items that stick out go first and place again, a number of
+//! times that is fixed beforehand. No randomness, no clock.
+//!
+//! An item has one or two spans of ops: a load that is fetched at the end of a loop's body for its head is alive
+//! at both.
+
+use crate::facts::Span;
+
+/// Something that needs memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Item {
+    /// A multiple of the allocation unit, not 0.
+    pub(crate) bytes: u64,
+    /// When it is alive.
+    pub(crate) span: Span,
+    /// A second time, after the first and apart from it; [`NEVER`] for none.
+    pub(crate) tail: Span,
+}
+
+/// A span that overlaps nothing.
+pub(crate) const NEVER: Span = (u32::MAX, 0);
+
+impl Item {
+    fn length(&self) -> u64 {
+        let length = |(first, last): Span| {
+            if first <= last { u64::from(last - first) + 1 } else { 0 }
+        };
+        length(self.span) + length(self.tail)
+    }
+}
+
+/// Offsets of all items, and the end of the highest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Packing {
+    pub(crate) offsets: Vec<u64>,
+    pub(crate) peak: u64,
+}
+
+/// How hard to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// One or two orders: for a look.
+    Quick,
+    /// All orders and a few repairs: for a plan under a line.
+    Normal,
+    /// As many repairs as the size allows: for the smallest line.
+    Thorough,
+}
+
+/// Comparisons of two items that [`Effort::Thorough`] may spend, about 30 ms.
+const COMPARISONS_THOROUGH: u64 = 12_000_000;
+
+/// The largest sum of items alive at one of `ops` times.
+pub(crate) fn floor(items: &[Item], ops: usize) -> u64 {
+    live(items, ops).into_iter().max().unwrap_or(0)
+}
+
+/// Bytes alive at each op.
+pub(crate) fn live(items: &[Item], ops: usize) -> Vec<u64> {
+    let spans = items
+        .iter()
+        .flat_map(|item| [(item.span, item.bytes), (item.tail, item.bytes)])
+        .filter(|((first, last), _)| first <= last);
+    crate::facts::live_bytes(ops, spans, std::iter::repeat(0))
+}
+
+/// Places all items; stops at the first peak of `enough` or less.
+///
+/// What is tried, and in which order, does not depend on `enough`: so whether a peak of `enough` is reached is the
+/// same question as whether the best peak of all attempts is at most `enough`.
+pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> Packing {
+    let live = live(items, ops);
+    let floor = live.iter().copied().max().unwrap_or(0);
+    let enough = enough.max(floor);
+    let mut shelf = Shelf::default();
+    let mut best = Packing { offsets: Vec::new(), peak: u64::MAX };
+    let mut best_order = Vec::new();
+    let orders: &[Order] = match effort {
+        Effort::Quick => &[Order::Pressure, Order::Size],
+        Effort::Normal | Effort::Thorough => &Order::ALL,
+    };
+    for order in orders {
+        let order = order.sort(items, &live);
+        shelf.place(items, &order, &mut best, &mut best_order);
+        if best.peak <= enough {
+            return best;
+        }
+    }
+    let square = (items.len() as u64).saturating_mul(items.len() as u64).max(1);
+    let rounds = match effort {
+        Effort::Quick => 0,
+        Effort::Normal => (COMPARISONS_THOROUGH / 4 / square).min(8),
+        Effort::Thorough => (COMPARISONS_THOROUGH * 4 / square).clamp(6, 200),
+    };
+    repair(items, [floor, enough], rounds, &mut shelf, &mut best, best_order);
+    best
+}
+
+/// Lets the items that stick out over the floor go ahead of the others, again and again.
+fn repair(
+    items: &[Item],
+    [floor, enough]: [u64; 2],
+    rounds: u64,
+    shelf: &mut Shelf,
+    best: &mut Packing,
+    mut order: Vec<u32>,
+) {
+    let mut current = Packing { offsets: best.offsets.clone(), peak: best.peak };
+    for round in 0..rounds {
+        // Now against the floor, now against the best peak: the first moves many items, the second few.
+        let bar = if round % 2 == 0 { floor } else { best.peak - 1 };
+        let sticks_out = |at: &u32| {
+            let at = *at as usize;
+            current.offsets[at] + items[at].bytes > bar
+        };
+        let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|at| sticks_out(at));
+        if front.is_empty() {
+            front.extend(&back);
+        } else {
+            front.extend(back);
+        }
+        if front == order {
+            // Nothing moves any more: let every third item wait.
+            let third = round as usize % 3;
+            let (a, b): (Vec<_>, Vec<_>) =
+                front.iter().enumerate().partition(|(at, _)| at % 3 != third);
+            front = a.into_iter().chain(b).map(|(_, item)| *item).collect();
+        }
+        order = front;
+        current.peak = u64::MAX;
+        let mut kept = Vec::new();
+        shelf.place(items, &order, &mut current, &mut kept);
+        if current.peak < best.peak {
+            best.peak = current.peak;
+            best.offsets.clone_from(&current.offsets);
+            if best.peak <= enough {
+                return;
+            }
+        }
+    }
+}
+
+/// Orders to place items in; ties go by span, then by index, so that each is total.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// By the fullest time in an item's life, then long before short: the peak is built first.
+    Pressure,
+    /// Large first.
+    Size,
+    /// Long-lived first, then large.
+    Length,
+    /// By size times length.
+    Area,
+    /// By the fullest time, then large before small.
+    PressureSize,
+    /// In order of time.
+    Start,
+}
+
+impl Order {
+    const ALL: [Self; 6] =
+        [Self::Pressure, Self::Size, Self::Length, Self::Area, Self::PressureSize, Self::Start];
+
+    fn sort(self, items: &[Item], live: &[u64]) -> Vec<u32> {
+        let pressure = match self {
+            Self::Pressure | Self::PressureSize => fullest(items, live),
+            _ => Vec::new(),
+        };
+        let mut keyed: Vec<([u64; 3], u32)> = items
+            .iter()
+            .zip(0u32..)
+            .map(|(item, at)| {
+                let start = u64::from(item.span.0);
+                let key = match self {
+                    Self::Pressure => [pressure[at as usize], item.length(), item.bytes],
+                    Self::Size => [item.bytes, item.length(), 0],
+                    Self::Length => [item.length(), item.bytes, 0],
+                    Self::Area => [item.bytes.saturating_mul(item.length()), item.bytes, 0],
+                    Self::PressureSize => [pressure[at as usize], item.bytes, item.length()],
+                    Self::Start => [u64::from(u32::MAX) - start, item.bytes, 0],
+                };
+                (key, at)
+            })
+            .collect();
+        keyed.sort_unstable_by(|(a, at), (b, bt)| b.cmp(a).then(at.cmp(bt)));
+        keyed.into_iter().map(|(_, at)| at).collect()
+    }
+}
+
+/// For each item the most bytes alive at one time of its life: a table of maxima over powers of two.
+fn fullest(items: &[Item], live: &[u64]) -> Vec<u64> {
+    let mut levels = vec![live.to_vec()];
+    let mut width = 1;
+    while width * 2 <= live.len() {
+        let below = &levels[levels.len() - 1];
+        let next = (0..=live.len() - width * 2).map(|at| below[at].max(below[at + width]));
+        levels.push(next.collect());
+        width *= 2;
+    }
+    let most = |(first, last): Span| {
+        if first > last {
+            return 0;
+        }
+        let (first, last) = (first as usize, last as usize);
+        let level = (last - first + 1).ilog2() as usize;
+        levels[level][first].max(levels[level][last + 1 - (1 << level)])
+    };
+    items.iter().map(|item| most(item.span).max(most(item.tail))).collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    offset: u64,
+    end: u64,
+    span: Span,
+    tail: Span,
+}
+
+/// What is placed so far, in order of offset.
+#[derive(Debug, Default)]
+struct Shelf {
+    placed: Vec<Placed>,
+}
+
+fn meet(a: Span, b: Span) -> bool {
+    a.0 <= b.1 && b.0 <= a.1
+}
+
+impl Shelf {
+    /// Places items in `order` at the lowest offsets that are free; keeps the result if it beats `best`.
+    fn place(
+        &mut self,
+        items: &[Item],
+        order: &[u32],
+        best: &mut Packing,
+        best_order: &mut Vec<u32>,
+    ) {
+        self.placed.clear();
+        let mut offsets = vec![0; items.len()];
+        let mut peak = 0;
+        for at in order {
+            let item = &items[*at as usize];
+            let offset = self.lowest(item);
+            let end = offset + item.bytes;
+            peak = peak.max(end);
+            if peak >= best.peak {
+                return;
+            }
+            offsets[*at as usize] = offset;
+            let place = self.placed.partition_point(|placed| placed.offset < offset);
+            self.placed.insert(place, Placed { offset, end, span: item.span, tail: item.tail });
+        }
+        *best = Packing { offsets, peak };
+        best_order.clear();
+        best_order.extend(order);
+    }
+
+    fn lowest(&self, item: &Item) -> u64 {
+        let mut offset = 0;
+        let has_tail = item.tail.0 <= item.tail.1;
+        for placed in &self.placed {
+            if placed.offset >= offset + item.bytes {
+                break;
+            }
+            let meets = meet(placed.span, item.span)
+                || meet(placed.tail, item.span)
+                || (has_tail && (meet(placed.span, item.tail) || meet(placed.tail, item.tail)));
+            if meets && placed.end > offset {
+                offset = placed.end;
+            }
+        }
+        offset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(bytes: u64, span: Span) -> Item {
+        Item { bytes: bytes * 256, span, tail: NEVER }
+    }
+
+    fn check(items: &[Item], ops: usize, expect_units: u64) {
+        let packing = pack(items, ops, 0, Effort::Thorough);
+        for (at, a) in items.iter().enumerate() {
+            for (bt, b) in items.iter().enumerate().skip(at + 1) {
+                let meets =
+                    [a.span, a.tail].iter().any(|a| [b.span, b.tail].iter().any(|b| meet(*a, *b)));
+                let (start_a, start_b) = (packing.offsets[at], packing.offsets[bt]);
+                let apart = start_a + a.bytes <= start_b || start_b + b.bytes <= start_a;
+                assert!(!meets || apart, "items {at} and {bt} share bytes");
+            }
+        }
+        let peak = items.iter().zip(&packing.offsets).map(|(i, o)| i.bytes + o).max();
+        assert_eq!(packing.peak, peak.unwrap_or(0));
+        assert_eq!(packing.peak / 256, expect_units);
+    }
+
+    #[test]
+    fn peaks() {
+        check(&[], 0, 0);
+        check(&[item(3, (0, 0))], 1, 3);
+        check(&[item(3, (0, 4)), item(2, (5, 9))], 10, 3);
+        check(&[item(3, (0, 5)), item(2, (5, 9))], 10, 5);
+        // Wrapped: alive at the head and the tail, another in between.
+        let wrapped = Item { bytes: 512, span: (0, 1), tail: (8, 9) };
+        check(&[wrapped, item(2, (2, 7)), item(1, (0, 9))], 10, 3);
+        // First fit by start or by size alone does not reach the floor here.
+        check(
+            &[item(1, (0, 2)), item(1, (1, 3)), item(2, (3, 5)), item(1, (4, 6)), item(2, (0, 0))],
+            7,
+            3,
+        );
+    }
+}

@@ -1,0 +1,229 @@
+//! The strategy `auto`: as fast as the line allows.
+//!
+//! The space: how finely weights are cut (`units`), how many streamed units are in flight (`residency` reserves
+//! room for them, `lookahead` gives them places), which units stay. Every point is first judged by the edges that
+//! its spans promise, which needs no offsets; the best are then placed, given their true edges, and walked in
+//! virtual time. The smallest plan (leaves, each held only while it is read) is always among them, so that there
+//! is a plan wherever there can be one.
+
+use std::rc::Rc;
+
+use crate::arena::{self, Effort, Packing};
+use crate::assemble::Draft;
+use crate::edges::{Lanes, lanes};
+use crate::facts::Facts;
+use crate::lookahead;
+use crate::machine::Machine;
+use crate::named;
+use crate::residency::{self, Residents};
+use crate::schedule::{Items, Schedule, resident, streamed, uses};
+use crate::simulate::walk;
+use crate::units::{Cut, caps};
+
+/// Points that are placed, of all that are judged.
+const PLACED_MOST: usize = 5;
+
+/// Steps of a loop that are walked to judge a point; more are more of the last.
+const STEPS_JUDGED: u32 = 4;
+
+/// Slots that are tried: streamed units in flight.
+const SLOTS: [u64; 3] = [1, 2, 3];
+
+/// The schedule of the smallest line: leaves, each held only while it is read.
+pub(crate) fn smallest(facts: &Facts<'_>, machine: &dyn Machine, prefetch: bool) -> Schedule {
+    let cut = Rc::new(Cut::new(facts, machine, 0));
+    let nothing = vec![vec![false; cut.units.len()]; facts.phases.len()];
+    schedule(facts, &cut, &uses(&cut), &nothing, prefetch)
+}
+
+/// Holds for given residents; all others are held only while they are read.
+fn schedule(
+    facts: &Facts<'_>,
+    cut: &Rc<Cut>,
+    uses: &[Vec<(u32, u32)>],
+    residents: &Residents,
+    prefetch: bool,
+) -> Schedule {
+    let mut holds = Vec::new();
+    for (uses, unit) in uses.iter().zip(0u32..) {
+        let phase_of = |(visit, _): &(u32, u32)| cut.visits[*visit as usize].phase;
+        for uses in uses.chunk_by(|a, b| phase_of(a) == phase_of(b)) {
+            if residents[phase_of(&uses[0]) as usize][unit as usize] {
+                let readers = uses.iter().map(|(visit, _)| *visit).collect();
+                holds.extend(resident(facts, cut, unit, uses).map(|hold| (hold, readers)));
+            } else {
+                holds.extend(uses.iter().map(|of| (streamed(cut, unit, *of), vec![of.0])));
+            }
+        }
+    }
+    if !prefetch {
+        for (hold, _) in &mut holds {
+            hold.begin = crate::schedule::Begin::Visit { visit: hold.first, wraps: false };
+        }
+    }
+    Schedule::new(cut.clone(), holds, !prefetch)
+}
+
+/// A way of cutting, with what follows from it alone.
+struct Way {
+    cut: Rc<Cut>,
+    uses: Vec<Vec<(u32, u32)>>,
+}
+
+/// A point of the space.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    way: usize,
+    kind: Kind,
+    /// Judged seconds of the run.
+    seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Everything resident from beginning to end.
+    Apart,
+    /// Room for so many streamed units.
+    Slots(u64),
+}
+
+/// The fastest plan under `line` that is found; `None` where not even the smallest fits.
+pub(crate) fn search<'g>(
+    facts: &Facts<'g>,
+    machine: &dyn Machine,
+    items: &Items,
+    line: u64,
+    prefetch: bool,
+) -> Option<Draft> {
+    let fallback = smallest(facts, machine, prefetch);
+    let packing = place(facts, items, &fallback, line, Effort::Thorough)?;
+    let mut best = draft(facts, items, fallback, packing);
+    let ways: Vec<Way> = caps(facts)
+        .into_iter()
+        .map(|cap| {
+            let cut = Rc::new(Cut::new(facts, machine, cap));
+            let uses = uses(&cut);
+            Way { cut, uses }
+        })
+        .collect();
+    let mut points = points(facts, &ways, line, prefetch);
+    points.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    for point in points.iter().take(PLACED_MOST) {
+        if best.seconds <= point.seconds * 0.999 {
+            break;
+        }
+        if let Some(draft) = settle(facts, &ways[point.way], items, line, prefetch, point.kind)
+            && draft.seconds < best.seconds
+        {
+            best = draft;
+        }
+    }
+    Some(best)
+}
+
+/// All points that the line may hold, judged.
+fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Point> {
+    let slots: &[u64] = if prefetch { &SLOTS } else { &[0] };
+    let mut points: Vec<Point> = Vec::new();
+    for (way, Way { cut, .. }) in ways.iter().enumerate() {
+        if ways[..way].iter().any(|other| other.cut.units.len() == cut.units.len()) {
+            continue;
+        }
+        let kinds =
+            std::iter::once(Kind::Apart).chain(slots.iter().map(|slots| Kind::Slots(*slots)));
+        for kind in kinds {
+            let Some(schedule) = at(facts, &ways[way], line, prefetch, kind) else { continue };
+            let seconds = judge(facts, &schedule);
+            points.push(Point { way, kind, seconds });
+        }
+    }
+    points
+}
+
+/// The schedule of a point under a budget, if its live bytes stay under it.
+fn at(facts: &Facts<'_>, way: &Way, budget: u64, prefetch: bool, kind: Kind) -> Option<Schedule> {
+    let mut schedule = match kind {
+        Kind::Apart => named::none(facts, way.cut.clone(), prefetch),
+        Kind::Slots(slots) => {
+            let residents = residency::choose(facts, &way.cut, &way.uses, budget, slots);
+            schedule(facts, &way.cut, &way.uses, &residents, prefetch)
+        }
+    };
+    let fullest = lookahead::fullness(facts, &schedule).into_iter().max().unwrap_or(0);
+    if fullest > budget {
+        return None;
+    }
+    if prefetch && !matches!(kind, Kind::Apart) {
+        lookahead::extend(facts, &mut schedule, budget);
+    }
+    Some(schedule)
+}
+
+/// Seconds of a run by the edges that a schedule's spans promise.
+fn judge(facts: &Facts<'_>, schedule: &Schedule) -> f64 {
+    seconds(facts, schedule, &lanes(facts, schedule, None, STEPS_JUDGED))
+}
+
+/// Seconds of a run whose loops are cut short to [`STEPS_JUDGED`]: the missing steps are as the last.
+fn seconds(facts: &Facts<'_>, schedule: &Schedule, lanes: &Lanes) -> f64 {
+    let cut = &schedule.cut;
+    let copy_seconds: Vec<f64> =
+        schedule.holds.iter().map(|hold| cut.units[hold.unit as usize].seconds).collect();
+    let visit_seconds: Vec<f64> = cut.visits.iter().map(|visit| visit.seconds).collect();
+    let timeline = walk(&lanes.copies, &lanes.computes, &copy_seconds, &visit_seconds);
+    let mut total = timeline.seconds_total;
+    let mut at = 0usize;
+    for (index, phase) in facts.phases.iter().enumerate() {
+        let length = cut.visits_of(index).len();
+        let walked = phase.repeat.min(STEPS_JUDGED) as usize;
+        at += length * walked;
+        if phase.repeat > STEPS_JUDGED {
+            let step = timeline.computes[at - 1].1 - timeline.computes[at - 1 - length].1;
+            total += step * f64::from(phase.repeat - STEPS_JUDGED);
+        }
+    }
+    total
+}
+
+/// Places a point, with less and less budget until it fits under the line.
+fn settle(
+    facts: &Facts<'_>,
+    way: &Way,
+    items: &Items,
+    line: u64,
+    prefetch: bool,
+    kind: Kind,
+) -> Option<Draft> {
+    let mut budget = line;
+    for _ in 0..4 {
+        let schedule = at(facts, way, budget, prefetch, kind)?;
+        let all = items.with_holds(&schedule);
+        let packing = arena::pack(&all, facts.graph.ops.len(), line, Effort::Normal);
+        if packing.peak <= line {
+            return Some(draft(facts, items, schedule, packing));
+        }
+        // What stuck out is what the budget must leave free.
+        budget = budget.checked_sub(packing.peak - line)?;
+    }
+    None
+}
+
+fn place(
+    facts: &Facts<'_>,
+    items: &Items,
+    schedule: &Schedule,
+    line: u64,
+    effort: Effort,
+) -> Option<Packing> {
+    let all = items.with_holds(schedule);
+    let packing = arena::pack(&all, facts.graph.ops.len(), line, effort);
+    (packing.peak <= line).then_some(packing)
+}
+
+fn draft(facts: &Facts<'_>, items: &Items, schedule: Schedule, packing: Packing) -> Draft {
+    let all = items.with_holds(&schedule);
+    let places = Some((all.as_slice(), packing.offsets.as_slice(), items.first_hold()));
+    let lanes = lanes(facts, &schedule, places, STEPS_JUDGED);
+    let seconds = seconds(facts, &schedule, &lanes);
+    Draft { schedule, packing, seconds }
+}

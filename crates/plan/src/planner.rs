@@ -1,0 +1,156 @@
+//! From a request to a plan, or to the reason why there is none.
+
+use plimsoll_graph::Graph;
+
+use crate::arena::{self, Effort, Packing};
+use crate::assemble::{Draft, Terms, assemble};
+use crate::auto;
+use crate::error::{Advice, PeakAt, PlanError};
+use crate::facts::Facts;
+use crate::line::Line;
+use crate::machine::Machine;
+use crate::named;
+use crate::schedule::{Items, Schedule};
+use crate::types::{Offload, Plan};
+use crate::units::Cut;
+
+/// What is asked of a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Request {
+    /// How much device memory.
+    pub line: Line,
+    /// Which strategy.
+    pub offload: Offload,
+    /// Whether copies may run while something computes.
+    pub prefetch: bool,
+}
+
+/// Plans a run.
+///
+/// # Errors
+/// - [`PlanError::Infeasible`]: the line is too low; the error names the smallest that works.
+/// - [`PlanError::NoBlocks`]: a group of no blocks.
+/// - [`PlanError::TooLarge`], [`PlanError::Malformed`]: the graph's sizes do not fit the arithmetic, or its tables
+///   do not fit together.
+///
+/// # Determinism
+/// The same arguments give the same plan, byte for byte: no clock, no randomness, no order of a hash table.
+pub fn plan(graph: &Graph, machine: &dyn Machine, request: &Request) -> Result<Plan, PlanError> {
+    if let Offload::Group { blocks: 0 } = request.offload {
+        return Err(PlanError::NoBlocks);
+    }
+    let facts = Facts::new(graph, machine)?;
+    let items = Items::activations(&facts);
+    let planner = Planner { facts: &facts, machine, items: &items, prefetch: request.prefetch };
+    let line = match request.line {
+        Line::Min => planner.pack(&planner.leanest(request.offload), 0).peak,
+        Line::Max => machine.vram_bytes(),
+        line => line.bytes(machine.vram_bytes()).unwrap_or(0),
+    };
+    let draft = planner.under(request.offload, line)?;
+    // `max` is what the plan makes of it.
+    let line_bytes = if request.line == Line::Max { draft.packing.peak } else { line };
+    let terms = Terms { line_bytes, offload: request.offload, prefetch: request.prefetch };
+    Ok(assemble(&facts, machine, &items, &draft, terms))
+}
+
+struct Planner<'a, 'g> {
+    facts: &'a Facts<'g>,
+    machine: &'a dyn Machine,
+    items: &'a Items,
+    prefetch: bool,
+}
+
+impl Planner<'_, '_> {
+    fn pack(&self, schedule: &Schedule, enough: u64) -> Packing {
+        let all = self.items.with_holds(schedule);
+        arena::pack(&all, self.facts.graph.ops.len(), enough, Effort::Thorough)
+    }
+
+    /// The schedule that decides whether a strategy fits under a line.
+    fn leanest(&self, offload: Offload) -> Schedule {
+        let Self { facts, machine, .. } = *self;
+        match offload {
+            Offload::Auto => auto::smallest(facts, machine, self.prefetch),
+            Offload::None => {
+                named::none(facts, Cut::new(facts, machine, u64::MAX).into(), self.prefetch)
+            }
+            Offload::Model => named::model(facts, machine),
+            Offload::Sequential => named::sequential(facts, machine),
+            Offload::Group { blocks } => named::group(facts, machine, blocks, self.prefetch),
+        }
+    }
+
+    fn under(&self, offload: Offload, line: u64) -> Result<Draft, PlanError> {
+        if offload == Offload::Auto {
+            let found = auto::search(self.facts, self.machine, self.items, line, self.prefetch);
+            return found.ok_or_else(|| self.infeasible(offload, line));
+        }
+        let schedule = self.leanest(offload);
+        let packing = self.pack(&schedule, line);
+        if packing.peak <= line {
+            Ok(Draft { schedule, packing, seconds: 0.0 })
+        } else {
+            Err(self.infeasible(offload, line))
+        }
+    }
+
+    fn infeasible(&self, offload: Offload, line_bytes: u64) -> PlanError {
+        let schedule = self.leanest(offload);
+        let smallest_bytes = self.pack(&schedule, 0).peak;
+        let auto_bytes = || self.pack(&self.leanest(Offload::Auto), 0).peak;
+        let smallest_any_bytes =
+            if offload == Offload::Auto { smallest_bytes } else { auto_bytes() };
+        let (at, activation_bytes) = self.peak_at(&schedule);
+        let is_group = matches!(offload, Offload::Group { .. });
+        let advice = if self.prefetch
+            && is_group
+            && self.pack(&Self { prefetch: false, ..*self }.leanest(offload), line_bytes).peak
+                <= line_bytes
+        {
+            Advice::PrefetchOff
+        } else if smallest_any_bytes <= line_bytes {
+            Advice::UseOffload(Offload::Auto)
+        } else if activation_bytes > line_bytes {
+            Advice::ShrinkActivations { bytes: smallest_any_bytes }
+        } else {
+            Advice::RaiseLine { bytes: smallest_any_bytes }
+        };
+        let at = Box::new(at);
+        PlanError::Infeasible { line_bytes, smallest_bytes, smallest_any_bytes, at, advice }
+    }
+
+    /// The fullest op of a schedule, and the most bytes of activations at any op.
+    fn peak_at(&self, schedule: &Schedule) -> (PeakAt, u64) {
+        let facts = self.facts;
+        let live = arena::live(&self.items.with_holds(schedule), facts.graph.ops.len());
+        let fullest = (0..live.len()).rev().max_by_key(|op| live[*op]).unwrap_or(0);
+        let at = PeakAt::of(facts, fullest, live.get(fullest).copied().unwrap_or(0));
+        (at, facts.activation_bytes.iter().copied().max().unwrap_or(0))
+    }
+}
+
+impl PeakAt {
+    /// Describes an op at which `live` bytes are alive.
+    pub(crate) fn of(facts: &Facts<'_>, op: usize, live: u64) -> Self {
+        let graph = facts.graph;
+        let visit = facts.visits.iter().find(|visit| op < visit.end as usize);
+        let phase = visit.map_or("", |visit| graph.phases[visit.phase as usize].name.as_str());
+        let block = visit.and_then(|visit| {
+            let visits = graph.phases[visit.phase as usize].visits.iter();
+            visits.into_iter().find(|visit| op < visit.ops_end as usize)
+        });
+        let block = block.map_or("", |visit| graph.blocks[visit.block.index()].name.as_str());
+        let activation = facts.activation_bytes.get(op).copied().unwrap_or(0);
+        let workspace_bytes = facts.workspace_bytes.get(op).copied().unwrap_or(0);
+        let workspace_bytes = crate::facts::round_up(workspace_bytes);
+        Self {
+            phase: phase.to_owned(),
+            block: block.to_owned(),
+            op: graph.ops.get(op).map_or_else(String::new, |op| op.name.clone()),
+            tensor_bytes: activation - workspace_bytes,
+            workspace_bytes,
+            weight_bytes: live.saturating_sub(activation),
+        }
+    }
+}
