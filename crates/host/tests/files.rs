@@ -1,5 +1,7 @@
 //! Mapped files give the bytes that are in them, and nothing outside.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -4,6 +4,7 @@
 //! end. Unix only, since elsewhere a mapped file cannot shrink.
 
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

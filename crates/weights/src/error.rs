@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::gguf::GgufError;
 use crate::header_error::HeaderError;
 use crate::layout::{Architecture, Layout};
-use crate::text::{Quoted, listed, one_line};
+use crate::text::{An, Quoted, listed, one_line};
 
 /// Why a checkpoint is refused.
 #[derive(Debug, Error)]
@@ -70,7 +70,7 @@ pub enum WeightsError {
         reason: GgufError,
     },
     /// The file is recognised, but stored in a way that is not read.
-    #[error("{}: this is a {layout}: {advice}", path.display())]
+    #[error("{}: this is {}: {advice}", path.display(), An(layout))]
     Layout {
         /// The file or folder.
         path: PathBuf,
@@ -80,7 +80,7 @@ pub enum WeightsError {
         advice: &'static str,
     },
     /// The file is recognised, but of a model that is not run.
-    #[error("{}: holds a {architecture}: {advice}", path.display())]
+    #[error("{}: holds {}: {advice}", path.display(), An(architecture))]
     Architecture {
         /// The file or folder.
         path: PathBuf,
@@ -106,7 +106,7 @@ pub enum WeightsError {
         method: String,
     },
     /// A component's weights are those of another model than its class says.
-    #[error("{}: class {} should hold a {expected}, but the file holds a {found}", path.display(), Quoted(class_name))]
+    #[error("{}: class {} should hold {}, but the file holds {}", path.display(), Quoted(class_name), An(expected), An(found))]
     ClassMismatch {
         /// The component's folder or file.
         path: PathBuf,

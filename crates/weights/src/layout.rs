@@ -202,7 +202,7 @@ impl Layout {
         let plain = "use the plain bf16 safetensors files of the same model";
         match self {
             Self::Diffusers => ("diffusers", "diffusers safetensors", None),
-            Self::Original => ("original", "safetensors in the authors' names", None),
+            Self::Original => ("original", "safetensors file in the authors' names", None),
             Self::ComfyAllInOne => (
                 "comfy_all_in_one",
                 "ComfyUI all-in-one checkpoint",

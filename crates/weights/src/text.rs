@@ -34,6 +34,20 @@ pub(crate) fn one_line(text: &str) -> String {
     line
 }
 
+/// Shows a noun with its article: `an image`, `a model`.
+pub(crate) struct An<T>(pub(crate) T);
+
+impl<T: fmt::Display> fmt::Display for An<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let noun = self.0.to_string();
+        // Abbreviations are spelled out, so their first letter's name counts.
+        let is_spelled = ["SDXL", "HDF5", "LTX"].iter().any(|word| noun.starts_with(word));
+        let is_vowel = noun.starts_with(['a', 'e', 'i', 'o', 'u', 'A', 'E', 'I', 'O']);
+        let article = if is_vowel || is_spelled { "an" } else { "a" };
+        write!(f, "{article} {noun}")
+    }
+}
+
 /// How many items a message lists before it only counts.
 const LISTED_MAX: usize = 6;
 
@@ -57,6 +71,25 @@ mod tests {
         assert_eq!(one_line("\u{202e}x"), "\\u{202e}x");
         assert_eq!(one_line(&"x".repeat(10_000)).len(), CHARS_MAX + 3);
         assert_eq!(one_line("größe.weight"), "größe.weight");
+    }
+
+    #[test]
+    fn nouns_get_their_article() {
+        let shown: Vec<String> =
+            ["image", "UMT5 encoder", "SDXL UNet", "AWQ file", "FLUX.1", "unknown model"]
+                .map(|noun| An(noun).to_string())
+                .into();
+        assert_eq!(
+            shown,
+            [
+                "an image",
+                "a UMT5 encoder",
+                "an SDXL UNet",
+                "an AWQ file",
+                "a FLUX.1",
+                "an unknown model"
+            ]
+        );
     }
 
     #[test]

@@ -322,13 +322,13 @@ fn components_that_are_not_what_their_class_says_are_refused() {
             fs::copy(root.join("text_encoder/model.safetensors"), root.join(vae)).unwrap();
         },
         &format!(
-            "F/{vae}: class `AutoencoderKL` should hold a image autoencoder (VAE), but the file \
+            "F/{vae}: class `AutoencoderKL` should hold an image autoencoder (VAE), but the file \
              holds a CLIP text encoder"
         ),
     );
     check(
         |root| write(&root.join(vae), bf16_file(&[("some.weight", &[2])])),
-        &format!("F/{vae}: holds a unknown model: its tensor names belong to no model known here"),
+        &format!("F/{vae}: holds an unknown model: its tensor names belong to no model known here"),
     );
     check(
         edit("vae/config.json", "{", "{\"quantization_config\": {\"quant_method\": \"torchao\"},"),

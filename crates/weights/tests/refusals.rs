@@ -107,30 +107,30 @@ fn quantised_and_packed_forms_of_flux() {
     for (tensors, layout) in [
         (
             &[BFL, ("scaled_fp8", &[2]), ("img_in.scale_weight", &[1])][..],
-            "ComfyUI scaled fp8 checkpoint",
+            "a ComfyUI scaled fp8 checkpoint",
         ),
         (
             &[BFL, ("img_in.comfy_quant", &[4]), ("img_in.weight_scale", &[1])],
-            "ComfyUI quantised checkpoint",
+            "a ComfyUI quantised checkpoint",
         ),
-        (&[BFL, ("img_in.weight_scale", &[1])], "quantised checkpoint with weight scales"),
+        (&[BFL, ("img_in.weight_scale", &[1])], "a quantised checkpoint with weight scales"),
         (
             &[BFL, ("a.weight.absmax", &[1]), ("a.weight.quant_state.bitsandbytes__nf4", &[9])],
-            "bitsandbytes 4-bit (NF4) checkpoint",
+            "a bitsandbytes 4-bit (NF4) checkpoint",
         ),
-        (&[DIFFUSERS, ("a.SCB", &[1])], "bitsandbytes 8-bit checkpoint"),
+        (&[DIFFUSERS, ("a.SCB", &[1])], "a bitsandbytes 8-bit checkpoint"),
         (
             &[DIFFUSERS, ("a.qweight", &[1]), ("a.wscales", &[1]), ("a.lora_up", &[1])],
-            "nunchaku SVDQuant checkpoint",
+            "a nunchaku SVDQuant checkpoint",
         ),
         (
             &[DIFFUSERS, ("a.encoded_exponent", &[1]), ("a.sign_mantissa", &[1])],
-            "DFloat11 checkpoint",
+            "a DFloat11 checkpoint",
         ),
-        (&[DIFFUSERS, ("a.qweight", &[1]), ("a.qzeros", &[1])], "AWQ or GPTQ checkpoint"),
-        (&[DIFFUSERS, ("a._weight_qdata", &[1])], "torchao quantised checkpoint"),
+        (&[DIFFUSERS, ("a.qweight", &[1]), ("a.qzeros", &[1])], "an AWQ or GPTQ checkpoint"),
+        (&[DIFFUSERS, ("a._weight_qdata", &[1])], "a torchao quantised checkpoint"),
     ] {
-        check(&bf16_file(tensors), &format!("M: this is a {layout}: {PLAIN}"));
+        check(&bf16_file(tensors), &format!("M: this is {layout}: {PLAIN}"));
     }
     let all_in_one = bf16_file(&[
         ("model.diffusion_model.double_blocks.0.img_attn.norm.key_norm.scale", &[4]),
@@ -185,15 +185,15 @@ fn other_models() {
     for (name, expect) in [
         ("distilled_guidance_layer.in_proj.bias", format!("holds a Chroma transformer: {later}")),
         ("single_stream_modulation.lin.weight", format!("holds a FLUX.2 transformer: {later}")),
-        ("label_emb.0.0.weight", format!("holds a SDXL UNet: {later}")),
-        ("model.diffusion_model.label_emb.0.0.weight", format!("holds a SDXL UNet: {later}")),
+        ("label_emb.0.0.weight", format!("holds an SDXL UNet: {later}")),
+        ("model.diffusion_model.label_emb.0.0.weight", format!("holds an SDXL UNet: {later}")),
         ("head.modulation", format!("holds a Wan video transformer: {later}")),
         ("txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.bias", format!("holds a HunyuanVideo transformer: {later}")),
         ("joint_blocks.0.context_block.adaLN_modulation.1.bias", format!("holds a Stable Diffusion 3 transformer: {later}")),
         ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "holds a LoRA: an adapter for another model, not a model: pass it where adapters go".to_owned()),
         ("controlnet_blocks.0.weight", "holds a ControlNet: an adapter for another model, not a model; adapters of this kind are not supported yet".to_owned()),
-        ("something.else", "holds a unknown model: its tensor names belong to no model known here".to_owned()),
-        ("decoder.mid.block_1.conv1.weight", "this is a safetensors in the authors' names: a VAE in the names of ldm is not read yet: use the diffusers folder `vae`".to_owned()),
+        ("something.else", "holds an unknown model: its tensor names belong to no model known here".to_owned()),
+        ("decoder.mid.block_1.conv1.weight", "this is a safetensors file in the authors' names: a VAE in the names of ldm is not read yet: use the diffusers folder `vae`".to_owned()),
     ] {
         let both = [(name, &[2u64, 2][..]), BFL];
         // Chroma and FLUX.2 are told even beside a FLUX.1 tensor.
