@@ -21,7 +21,8 @@ pub enum HostError {
     },
     /// The file has another length than when its header was read.
     #[error(
-        "{}: the file had {bytes_before} bytes when it was opened and has {bytes_now} now: load the model again",
+        "{}: the file had {bytes_before} bytes when it was opened and has {bytes_now} now: \
+         load the model again",
         path.display()
     )]
     LengthChanged {
@@ -63,7 +64,10 @@ pub enum HostError {
         blob: usize,
     },
     /// A range outside its file.
-    #[error("{}: bytes {offset}+{bytes} lie outside the file of {file_bytes} bytes", path.display())]
+    #[error(
+        "{}: bytes {offset}+{bytes} lie outside the file of {file_bytes} bytes",
+        path.display()
+    )]
     OutOfRange {
         /// The file.
         path: PathBuf,

@@ -1,8 +1,8 @@
 //! Turns the SIGBUS of a shrunken weight file into one clear line and an exit code.
 //!
 //! The kernel answers a read of a mapped page that the file no longer has, or that the disk cannot
-//! deliver, with SIGBUS; by default the process dies without a word. Nothing can be repaired at that
-//! point (the read is inside a copy or a GEMM), so the handler says what happened and ends the
+//! deliver, with SIGBUS; by default the process dies without a word. Nothing can be repaired at
+//! that point (the read is inside a copy or a GEMM), so the handler says what happened and ends the
 //! process. A SIGBUS elsewhere goes to whoever handled it before.
 //!
 //! Relies on, for soundness:

@@ -1,7 +1,7 @@
 //! The host tier: the bytes of checkpoints in host memory, without a copy.
 //!
-//! A safetensors file is mapped shared and read-only, so that its pages are those of the page cache:
-//! there is no load phase, no second copy in RAM, and a warm start costs nothing. Bytes built into
+//! A safetensors file is mapped shared and read-only, so that its pages are those of the page
+//! cache: there is no load phase, no second copy in RAM, and a warm start costs nothing. Bytes built into
 //! the program are taken as they are.
 //!
 //! A mapped file can change under us, which no type can prevent. Three things stand against it:

@@ -1,7 +1,8 @@
 //! Element types as checkpoint files name them.
 //!
-//! Every type of safetensors 0.8 is known here by name and by size in bits, because a file must be checked and listed even where no op can compute
-//! with it; what a model can run with is decided by the room that builds its graph.
+//! Every type of safetensors 0.8 is known here by name and by size in bits, because a file must be
+//! checked and listed even where no op can compute with it; what a model can run with is decided
+//! by the room that builds its graph.
 
 use std::fmt;
 
@@ -58,7 +59,7 @@ pub enum WeightDType {
 }
 
 /// Name in a file, type, bits of one element.
-/// Source: huggingface/safetensors 24b0b28, `safetensors/src/tensor.rs`, `Dtype::bitsize` and its `Display`.
+/// Source: huggingface/safetensors 24b0b28, `safetensors/src/tensor.rs`, `Dtype`.
 const TABLE: [(&str, WeightDType, u64); 22] = [
     ("BOOL", WeightDType::Bool, 8),
     ("F4", WeightDType::F4, 4),
@@ -100,14 +101,15 @@ impl WeightDType {
         self.row().2
     }
 
-    /// Bytes of `elements` packed elements; `None` where that is no whole number of bytes, or more than a `u64` holds.
+    /// Bytes of `elements` packed elements; `None` where that is no whole number of bytes, or more
+    /// than a `u64` holds.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(self.bits())?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     fn row(self) -> (&'static str, Self, u64) {
-        // The table is in the order of the enum (a test holds it), so that the discriminant is the row.
+        // A test holds that the table is in the order of the enum: the discriminant is the row.
         TABLE[self as usize]
     }
 }

@@ -90,7 +90,10 @@ pub enum WeightsError {
         advice: &'static str,
     },
     /// The pipeline class of a folder is not one that is run.
-    #[error("{}: the pipeline {} is not supported yet; FluxPipeline is", path.display(), Quoted(class_name))]
+    #[error(
+        "{}: the pipeline {} is not supported yet; FluxPipeline is",
+        path.display(), Quoted(class_name)
+    )]
     Pipeline {
         /// The `model_index.json`.
         path: PathBuf,
@@ -98,7 +101,11 @@ pub enum WeightsError {
         class_name: String,
     },
     /// A component's weights are quantised according to its config.
-    #[error("{}: the config asks for the quantisation {}, which is not read yet: use the plain bf16 files of the same model", path.display(), Quoted(method))]
+    #[error(
+        "{}: the config asks for the quantisation {}, which is not read yet: \
+         use the plain bf16 files of the same model",
+        path.display(), Quoted(method)
+    )]
     Quantized {
         /// The config.
         path: PathBuf,
@@ -106,7 +113,10 @@ pub enum WeightsError {
         method: String,
     },
     /// A component's weights are those of another model than its class says.
-    #[error("{}: class {} should hold {}, but the file holds {}", path.display(), Quoted(class_name), An(expected), An(found))]
+    #[error(
+        "{}: class {} should hold {}, but the file holds {}",
+        path.display(), Quoted(class_name), An(expected), An(found)
+    )]
     ClassMismatch {
         /// The component's folder or file.
         path: PathBuf,
@@ -126,7 +136,10 @@ pub enum WeightsError {
         reason: String,
     },
     /// A name that would lead out of the folder, or to no plain file.
-    #[error("{}: the name {} is not a plain relative path inside the folder", path.display(), Quoted(name))]
+    #[error(
+        "{}: the name {} is not a plain relative path inside the folder",
+        path.display(), Quoted(name)
+    )]
     UnsafeName {
         /// The file that names it.
         path: PathBuf,
@@ -142,7 +155,10 @@ pub enum WeightsError {
         target: PathBuf,
     },
     /// The index puts a tensor in a shard that does not hold it.
-    #[error("{}: tensor {} is not in the shard {}, where the index puts it", path.display(), Quoted(tensor), Quoted(shard))]
+    #[error(
+        "{}: tensor {} is not in the shard {}, where the index puts it",
+        path.display(), Quoted(tensor), Quoted(shard)
+    )]
     NotInShard {
         /// The index.
         path: PathBuf,
@@ -152,7 +168,10 @@ pub enum WeightsError {
         shard: String,
     },
     /// A shard holds a tensor that the index does not give to it.
-    #[error("{}: the shard {} holds the tensor {}, which the index does not put there", path.display(), Quoted(shard), Quoted(tensor))]
+    #[error(
+        "{}: the shard {} holds the tensor {}, which the index does not put there",
+        path.display(), Quoted(shard), Quoted(tensor)
+    )]
     NotInIndex {
         /// The index.
         path: PathBuf,
@@ -162,7 +181,11 @@ pub enum WeightsError {
         shard: String,
     },
     /// The index promises more bytes than its shards hold.
-    #[error("{}: the index speaks of {total_bytes} bytes, but its shards hold {shard_bytes}: shards are missing or of another model", path.display())]
+    #[error(
+        "{}: the index speaks of {total_bytes} bytes, but its shards hold {shard_bytes}: \
+         shards are missing or of another model",
+        path.display()
+    )]
     IndexTotal {
         /// The index.
         path: PathBuf,
@@ -172,7 +195,10 @@ pub enum WeightsError {
         shard_bytes: u64,
     },
     /// A folder holds several weight files and nothing that says which is meant.
-    #[error("{}: several weight files and no index: {}", path.display(), listed(files.iter().map(|f| Quoted(f).to_string())))]
+    #[error(
+        "{}: several weight files and no index: {}",
+        path.display(), listed(files.iter().map(|file| Quoted(file).to_string()))
+    )]
     Ambiguous {
         /// The folder.
         path: PathBuf,
@@ -180,7 +206,10 @@ pub enum WeightsError {
         files: Vec<String>,
     },
     /// A fused tensor cannot be split into its parts.
-    #[error("{}: tensor {} of shape {shape:?} cannot be split into {parts}", path.display(), Quoted(tensor))]
+    #[error(
+        "{}: tensor {} of shape {shape:?} cannot be split into {parts}",
+        path.display(), Quoted(tensor)
+    )]
     Split {
         /// The file.
         path: PathBuf,

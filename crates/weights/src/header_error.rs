@@ -17,7 +17,7 @@ pub enum HeaderError {
         /// Length of the file.
         file_bytes: u64,
     },
-    /// The header claims more than any real checkpoint needs; mostly the file is no safetensors file.
+    /// The header claims more than any real checkpoint needs; mostly the file is something else.
     #[error(
         "the header would take {header_bytes} bytes, over the cap of {cap_bytes}: \
          not a safetensors file, or a damaged one"
@@ -171,7 +171,8 @@ pub enum HeaderError {
     },
     /// The file goes on after its last tensor.
     #[error(
-        "the file has {actual_bytes} bytes but its header describes only {expected_bytes}: trailing bytes"
+        "the file has {actual_bytes} bytes but its header describes only {expected_bytes}: \
+         trailing bytes"
     )]
     TrailingBytes {
         /// Length by the header.

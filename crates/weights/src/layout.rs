@@ -119,9 +119,9 @@ impl Architecture {
             Self::Lora => {
                 Some("an adapter for another model, not a model: pass it where adapters go")
             }
-            Self::ControlNet | Self::ImagePrompt => Some(
-                "an adapter for another model, not a model; adapters of this kind are not supported yet",
-            ),
+            Self::ControlNet | Self::ImagePrompt => {
+                Some("an adapter for another model, not a model; its kind is not supported yet")
+            }
             Self::Unknown => Some("its tensor names belong to no model known here"),
             _ => Some("this architecture is not supported yet; FLUX.1 is"),
         }

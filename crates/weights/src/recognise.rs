@@ -1,8 +1,8 @@
 //! Tells from tensor names which model a safetensors file holds and how its weights are coded.
 //!
 //! Names are all there is: files carry no trustworthy description of themselves.
-//! The order of the rules matters, because relatives share names: Chroma and HunyuanVideo files also
-//! hold FLUX.1-like tensors, a FLUX ControlNet holds FLUX blocks.
+//! The order of the rules matters, because relatives share names: Chroma and HunyuanVideo files
+//! also hold FLUX.1-like tensors, a FLUX ControlNet holds FLUX blocks.
 //! Source of the original-layout keys: huggingface/diffusers 58eb52c,
 //! `src/diffusers/loaders/single_file_utils.py`, `CHECKPOINT_KEY_NAMES`.
 

@@ -18,7 +18,7 @@ pub struct Report {
     pub kind: &'static str,
     /// Class of the pipeline.
     pub pipeline_class: Option<String>,
-    /// Why it cannot be run as it is; `None` where it can, or is a sound part of something that can.
+    /// Why it cannot be run as it is; `None` where it can, or is a sound part of what can.
     pub refusal: Option<String>,
     /// The components, those without weights too.
     pub components: Vec<ComponentReport>,

@@ -1,8 +1,8 @@
 //! Where the files of a checkpoint come from: a folder on disk, or bytes built into the program.
 //!
 //! One place opens files, so that the rules hold for all of them:
-//! - a name found inside a checkpoint is a plain relative path, and the file it leads to lies inside
-//!   the folder once all links are resolved;
+//! - a name found inside a checkpoint is a plain relative path, and the file it leads to lies
+//!   inside the folder once all links are resolved;
 //! - only regular files are opened (a pipe would block for ever);
 //! - text is read only up to a cap, of weights only the header is read.
 //!

@@ -22,16 +22,21 @@ pub(crate) fn one_line(text: &str) -> String {
             line.push_str("...");
             break;
         }
-        // Bidirectional overrides and zero-width characters can make a name read as another one.
-        if character.is_control()
-            || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-        {
+        if character.is_control() || is_invisible(character) {
             line.extend(character.escape_default());
         } else {
             line.push(character);
         }
     }
     line
+}
+
+/// Bidirectional overrides and zero-width characters can make a name read as another one.
+fn is_invisible(character: char) -> bool {
+    matches!(
+        character,
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+    )
 }
 
 /// Shows a noun with its article: `an image`, `a model`.

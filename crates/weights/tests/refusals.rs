@@ -191,7 +191,7 @@ fn other_models() {
         ("txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.bias", format!("holds a HunyuanVideo transformer: {later}")),
         ("joint_blocks.0.context_block.adaLN_modulation.1.bias", format!("holds a Stable Diffusion 3 transformer: {later}")),
         ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "holds a LoRA: an adapter for another model, not a model: pass it where adapters go".to_owned()),
-        ("controlnet_blocks.0.weight", "holds a ControlNet: an adapter for another model, not a model; adapters of this kind are not supported yet".to_owned()),
+        ("controlnet_blocks.0.weight", "holds a ControlNet: an adapter for another model, not a model; its kind is not supported yet".to_owned()),
         ("something.else", "holds an unknown model: its tensor names belong to no model known here".to_owned()),
         ("decoder.mid.block_1.conv1.weight", "this is a safetensors file in the authors' names: a VAE in the names of ldm is not read yet: use the diffusers folder `vae`".to_owned()),
     ] {
