@@ -1,8 +1,8 @@
 //! The host tier: the bytes of checkpoints in host memory, without a copy.
 //!
 //! A safetensors file is mapped shared and read-only, so that its pages are those of the page
-//! cache: there is no load phase, no second copy in RAM, and a warm start costs nothing. Bytes built into
-//! the program are taken as they are.
+//! cache: there is no load phase, no second copy in RAM, and a warm start costs nothing. Bytes
+//! built into the program are taken as they are.
 //!
 //! A mapped file can change under us, which no type can prevent. Three things stand against it:
 //! the file's length and identity are compared when it is opened and on each
