@@ -77,7 +77,7 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
     let live = live(items, ops);
     let floor = live.iter().copied().max().unwrap_or(0);
     let enough = enough.max(floor);
-    let mut shelf = Shelf::default();
+    let mut shelf = Shelf::new(ops);
     let mut best = Packing { offsets: Vec::new(), peak: u64::MAX };
     let mut best_order = Vec::new();
     let orders: &[Order] = match effort {
@@ -221,10 +221,15 @@ struct Placed {
     tail: Span,
 }
 
-/// What is placed so far, in order of offset.
-#[derive(Debug, Default)]
+/// Ops of a bucket of the shelf.
+const BUCKET_OPS: u32 = 16;
+
+/// What is placed so far: for each stretch of ops what is alive in it, in order of offset.
+///
+/// Most items live for a few ops of a thousand, so that a look at their own stretch of time is a look at little.
+#[derive(Debug)]
 struct Shelf {
-    placed: Vec<Placed>,
+    buckets: Vec<Vec<Placed>>,
 }
 
 fn meet(a: Span, b: Span) -> bool {
@@ -232,6 +237,10 @@ fn meet(a: Span, b: Span) -> bool {
 }
 
 impl Shelf {
+    fn new(ops: usize) -> Self {
+        Self { buckets: vec![Vec::new(); ops / BUCKET_OPS as usize + 1] }
+    }
+
     /// Places items in `order` at the lowest offsets that are free; keeps the result if it beats `best`.
     fn place(
         &mut self,
@@ -240,7 +249,7 @@ impl Shelf {
         best: &mut Packing,
         best_order: &mut Vec<u32>,
     ) {
-        self.placed.clear();
+        self.buckets.iter_mut().for_each(Vec::clear);
         let mut offsets = vec![0; items.len()];
         let mut peak = 0;
         for at in order {
@@ -252,30 +261,69 @@ impl Shelf {
                 return;
             }
             offsets[*at as usize] = offset;
-            let place = self.placed.partition_point(|placed| placed.offset < offset);
-            self.placed.insert(place, Placed { offset, end, span: item.span, tail: item.tail });
+            let placed = Placed { offset, end, span: item.span, tail: item.tail };
+            for bucket in buckets(item) {
+                let bucket = &mut self.buckets[bucket];
+                let place = bucket.partition_point(|other| other.offset < offset);
+                bucket.insert(place, placed);
+            }
         }
         *best = Packing { offsets, peak };
         best_order.clear();
         best_order.extend(order);
     }
 
+    /// The lowest offset at which nothing is in the way: raised from bucket to bucket until none raises it.
     fn lowest(&self, item: &Item) -> u64 {
         let mut offset = 0;
-        let has_tail = item.tail.0 <= item.tail.1;
-        for placed in &self.placed {
-            if placed.offset >= offset + item.bytes {
-                break;
+        let mut calm = 0;
+        let count = buckets(item).count();
+        for bucket in buckets(item).cycle() {
+            let raised = raise(&self.buckets[bucket], item, offset);
+            if raised > offset {
+                offset = raised;
+                calm = 0;
             }
-            let meets = meet(placed.span, item.span)
-                || meet(placed.tail, item.span)
-                || (has_tail && (meet(placed.span, item.tail) || meet(placed.tail, item.tail)));
-            if meets && placed.end > offset {
-                offset = placed.end;
+            calm += 1;
+            if calm >= count {
+                break;
             }
         }
         offset
     }
+}
+
+/// Buckets in which an item is alive, each once.
+fn buckets(item: &Item) -> impl Iterator<Item = usize> + Clone {
+    let of = |(first, last): Span| {
+        if first <= last {
+            (first / BUCKET_OPS) as usize..(last / BUCKET_OPS) as usize + 1
+        } else {
+            0..0
+        }
+    };
+    let (span, tail) = (of(item.span), of(item.tail));
+    let start = tail.start.max(span.end);
+    span.chain(start..tail.end.max(start))
+}
+
+/// The lowest offset from `offset` on at which nothing in `placed` is in the way.
+fn raise(placed: &[Placed], item: &Item, mut offset: u64) -> u64 {
+    let has_tail = item.tail.0 <= item.tail.1;
+    for placed in placed {
+        if placed.offset >= offset + item.bytes {
+            break;
+        }
+        if placed.end > offset {
+            let meets = meet(placed.span, item.span)
+                || meet(placed.tail, item.span)
+                || (has_tail && (meet(placed.span, item.tail) || meet(placed.tail, item.tail)));
+            if meets {
+                offset = placed.end;
+            }
+        }
+    }
+    offset
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::simulate::walk;
 use crate::units::{Cut, caps};
 
 /// Points that are placed, of all that are judged.
-const PLACED_MOST: usize = 5;
+const PLACED_MOST: usize = 4;
 
 /// Steps of a loop that are walked to judge a point; more are more of the last.
 const STEPS_JUDGED: u32 = 4;
@@ -153,8 +153,8 @@ fn at(facts: &Facts<'_>, way: &Way, budget: u64, prefetch: bool, kind: Kind) -> 
     if fullest > budget {
         return None;
     }
-    if prefetch && !matches!(kind, Kind::Apart) {
-        lookahead::extend(facts, &mut schedule, budget);
+    if let (Kind::Slots(slots), true) = (kind, prefetch) {
+        lookahead::extend(facts, &mut schedule, budget, slots);
     }
     Some(schedule)
 }
@@ -198,7 +198,7 @@ fn settle(
     for _ in 0..4 {
         let schedule = at(facts, way, budget, prefetch, kind)?;
         let all = items.with_holds(&schedule);
-        let packing = arena::pack(&all, facts.graph.ops.len(), line, Effort::Normal);
+        let packing = arena::pack(&all, facts.graph.ops.len(), line, Effort::Quick);
         if packing.peak <= line {
             return Some(draft(facts, items, schedule, packing));
         }

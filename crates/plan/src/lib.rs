@@ -13,7 +13,7 @@
 //! | `simulate` | how long it all takes |
 //! | `assemble`, `id` | the plan as data, and its name |
 //!
-//! [`Ledger`] explains a plan, [`lower_bound`] says how small any plan can be. A plan is proved by `verify`, which
+//! [`explain`] makes a plan's [`Ledger`], [`lower_bound`] says how small any plan can be. A plan is proved by `verify`, which
 //! shares no code with this room.
 //!
 //! Invariants:
@@ -32,6 +32,7 @@ mod edges;
 mod error;
 mod facts;
 mod id;
+mod ledger;
 mod line;
 mod lookahead;
 mod machine;
@@ -48,6 +49,7 @@ mod units;
 
 pub use bound::lower_bound;
 pub use error::{Advice, PeakAt, PlanError};
+pub use ledger::{Ledger, LedgerRow, explain};
 pub use line::{Bytes, Line, LineError};
 pub use machine::Machine;
 pub use planner::{Request, plan};

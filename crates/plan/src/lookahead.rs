@@ -11,11 +11,8 @@
 use crate::facts::Facts;
 use crate::schedule::Schedule;
 
-/// Rounds: units in flight at most, beside the one that is read.
-const ROUNDS: usize = 4;
-
-/// Extends the spans of streamed holds backwards where `budget` allows it.
-pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64) {
+/// Extends the spans of streamed holds backwards where `budget` allows it, in `rounds` rounds.
+pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64, rounds: u64) {
     let mut full = fullness(facts, schedule);
     let cut = schedule.cut.clone();
     let streamed: Vec<usize> =
@@ -39,7 +36,7 @@ pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64) {
             }
         })
         .collect();
-    for round in 1..=ROUNDS {
+    for round in 1..=usize::try_from(rounds).unwrap_or(usize::MAX) {
         for at in 0..reach.len() {
             let target = target(schedule, &streamed, &reach, at, round);
             grow(&mut reach[at], target, &mut full, budget);
