@@ -48,8 +48,10 @@ type Kernel = unsafe fn(
 struct Kernels {
     /// Rows of one vector.
     vector: usize,
-    /// By vectors less one.
-    table: Vec<&'static [Kernel]>,
+    /// Most columns of a kernel.
+    columns: usize,
+    /// By vectors less one, then columns less one.
+    table: &'static [Kernel],
 }
 
 impl Kernels {
@@ -58,7 +60,7 @@ impl Kernels {
             ($isa:ident, $vector:expr) => {{
                 use microkernel::$isa::f32::{MR_DIV_N, NR, UKR};
                 static TABLE: [[Kernel; NR]; MR_DIV_N] = UKR;
-                Self { vector: $vector, table: TABLE.iter().map(|row| row.as_slice()).collect() }
+                Self { vector: $vector, columns: NR, table: TABLE.as_flattened() }
             }};
         }
         #[cfg(target_arch = "x86_64")]
@@ -141,13 +143,13 @@ pub(crate) fn product(
         Store::Add => (1.0, 1.0, 1),
     };
     let kernels = &*KERNELS;
-    let rows_most = kernels.table.len() * kernels.vector;
-    let columns_most = kernels.table[0].len();
-    for j in (0..n).step_by(columns_most) {
-        let columns = columns_most.min(n - j);
+    let rows_most = kernels.table.len() / kernels.columns * kernels.vector;
+    for j in (0..n).step_by(kernels.columns) {
+        let columns = kernels.columns.min(n - j);
         for i in (0..m).step_by(rows_most) {
             let rows = rows_most.min(m - i);
-            let kernel = kernels.table[rows.div_ceil(kernels.vector) - 1][columns - 1];
+            let vectors = rows.div_ceil(kernels.vector);
+            let kernel = kernels.table[(vectors - 1) * kernels.columns + columns - 1];
             // SAFETY: A with the sizes asserted above, for rows `i .. i + rows <= m` and columns
             // `j .. j + columns <= n`; B.
             unsafe {

@@ -18,6 +18,18 @@ impl CpuMachine {
     pub fn new(workers: usize, vram_bytes: u64) -> Self {
         Self { workers, vram_bytes }
     }
+    /// tmp
+    pub fn default_rates(workers: usize) -> Self {
+        Self { workers, vram_bytes: 16 << 30 }
+    }
+    /// tmp
+    pub fn with_vram_bytes(self, vram_bytes: u64) -> Self {
+        Self { vram_bytes, ..self }
+    }
+    /// tmp
+    pub fn calibrate(_graph: &Graph, workers: usize) -> Self {
+        Self::default_rates(workers)
+    }
 }
 
 /// Scratch of an op with addresses: what [`Machine::workspace_bytes`] says for the same op of a graph.
