@@ -135,7 +135,7 @@ fn issue(
             queue.enqueue(Lane::Compute, Command::Run { op, step: entry.step })?;
         }
         queue.enqueue(Lane::Compute, Command::Signal)?;
-        if let Some(done) = (at + 1).checked_sub(ISSUE_AHEAD) {
+        if let Some(done) = (at + 1).checked_sub(ISSUE_AHEAD).filter(|done| *done > 0) {
             queue.wait(Lane::Compute, done as u64)?;
             tell(plan, queue, done, observe);
         }

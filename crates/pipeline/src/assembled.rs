@@ -158,13 +158,21 @@ impl Assembled {
     /// # Errors
     /// A size or count that the model cannot take.
     pub fn graph(&self, run: &FluxRun) -> Result<Graph, PipelineError> {
+        self.probed_graph(run, &[])
+    }
+
+    pub(crate) fn probed_graph(
+        &self,
+        run: &FluxRun,
+        probes: &[(&str, &str)],
+    ) -> Result<Graph, PipelineError> {
         let of = |component: &str, entry: &str| {
             let catalog =
                 self.checkpoint.components.get(component).and_then(|c| c.catalog.as_ref());
             let stored = catalog.and_then(|catalog| catalog.get(entry)).map(|entry| entry.dtype);
             slot_dtype(stored, run.dtype)
         };
-        Ok(self.model.graph(run, &of)?)
+        Ok(self.model.probed_graph(run, &of, probes)?)
     }
 
     /// Every tensor that the graph reads is in its catalog, with its shape and a type that is read.

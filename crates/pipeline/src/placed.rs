@@ -1,10 +1,10 @@
 //! A pipeline whose every byte has a place: it can run, and nothing can be attached to it.
 
 use plimsoll_device::cpu::CpuDevice;
-use plimsoll_device::sim::SimDevice;
+use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
 use plimsoll_device::{Control, Device, DeviceError, HostDType};
 use plimsoll_exec::{Progress, Report, WeightBytes, WeightSource};
-use plimsoll_graph::{DType, Graph};
+use plimsoll_graph::Graph;
 use plimsoll_models::FluxRun;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request};
 use plimsoll_weights::WeightDType;
@@ -35,7 +35,7 @@ pub struct PlaceRequest {
 }
 
 /// Which device carries the plan out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// The CPU's reference arithmetic in an arena of RAM.
     Cpu {
@@ -43,10 +43,7 @@ pub enum Target {
         workers: usize,
     },
     /// A virtual clock: nothing is computed.
-    Sim {
-        /// Seed of the delays.
-        seed: u64,
-    },
+    Sim(SimFaults),
 }
 
 /// A graph and its proven plan, with nothing taken for it yet.
@@ -73,7 +70,6 @@ pub struct Placed {
     request: PlaceRequest,
     planned: Planned,
     device: Box<dyn Device>,
-    target: Target,
 }
 
 impl std::fmt::Debug for Placed {
@@ -130,20 +126,38 @@ impl Assembled {
         machine: &dyn Machine,
         target: Target,
     ) -> Result<Placed, PlaceFailure> {
+        self.place_on(request, machine, |planned, arena_bytes| {
+            Ok(match target {
+                Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),
+                Target::Sim(faults) => Box::new(simulated(planned, arena_bytes, machine, faults)),
+            })
+        })
+    }
+
+    /// As [`Assembled::place`], on a device that `device` makes for a plan and the size of its arena.
+    ///
+    /// # Errors
+    /// As [`Assembled::place`].
+    pub fn place_on(
+        self,
+        request: PlaceRequest,
+        machine: &dyn Machine,
+        device: impl FnOnce(&Planned, u64) -> Result<Box<dyn Device>, DeviceError>,
+    ) -> Result<Placed, PlaceFailure> {
         let made = self.plan(&request, machine).and_then(|planned| {
-            let device = device(&planned, machine, target)?;
+            let plan = &planned.plan;
+            let wanted = plan.arena_bytes.saturating_add(ARENA_MARGIN_BYTES);
+            let device = device(&planned, plan.line_bytes.min(wanted))?;
             Ok((planned, device))
         });
         match made {
-            Ok((planned, device)) => {
-                Ok(Placed { assembled: self, request, planned, device, target })
-            }
+            Ok((planned, device)) => Ok(Placed { assembled: self, request, planned, device }),
             Err(error) => Err(PlaceFailure { assembled: Box::new(self), error }),
         }
     }
 }
 
-fn prove<'p>(
+pub(crate) fn prove<'p>(
     graph: &Graph,
     plan: &'p Plan,
     machine: &dyn Machine,
@@ -152,19 +166,28 @@ fn prove<'p>(
         .map_err(|violation| PipelineError::Unsound(Box::new(violation)))
 }
 
-fn device(
+/// The simulated device with the durations that the machine states for each op and copy.
+pub(crate) fn simulated(
     planned: &Planned,
+    arena_bytes: u64,
     machine: &dyn Machine,
-    target: Target,
-) -> Result<Box<dyn Device>, DeviceError> {
-    let plan = &planned.plan;
-    let arena_bytes = plan.line_bytes.min(plan.arena_bytes.saturating_add(ARENA_MARGIN_BYTES));
-    Ok(match target {
-        Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),
-        Target::Sim { seed } => {
-            Box::new(SimDevice::of_plan(arena_bytes, &planned.graph, plan, machine, seed))
-        }
-    })
+    faults: SimFaults,
+) -> SimDevice {
+    let Planned { graph, plan } = planned;
+    let op_seconds = graph.ops.iter().map(|op| machine.op_seconds(graph, op)).collect();
+    let copy_seconds = plan
+        .loads
+        .iter()
+        .map(|load| {
+            let weights = &plan.units[load.unit as usize].weights;
+            let weights = weights.iter().map(|placed| graph.weight(placed.weight));
+            let (bytes, segments) = weights.fold((0, 0), |(bytes, segments), weight| {
+                (bytes + weight.bytes(), segments + weight.parts.len() as u64)
+            });
+            machine.copy_seconds(bytes, segments)
+        })
+        .collect();
+    SimDevice::new(arena_bytes, SimCosts { op_seconds, copy_seconds }, faults)
 }
 
 impl Placed {
@@ -227,7 +250,7 @@ impl Placed {
             report,
             notices: inputs.notices,
         };
-        if matches!(self.target, Target::Sim { .. }) {
+        if !self.device.computes() {
             return Ok(generated);
         }
         let side = |pixels: u64| u32::try_from(pixels).unwrap_or(u32::MAX);
@@ -237,9 +260,9 @@ impl Placed {
                 Ok(bytes) => bytes,
                 Err(poisoned) => poisoned.into_inner(),
             };
-            let values: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+            let values: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&bytes);
             if output.name == "latent" {
-                let digest = Sha256::digest(&bytes);
+                let digest = Sha256::digest(&**bytes);
                 let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 generated.latent_sha256.push(digest);
                 generated.latents.push(values);
@@ -256,8 +279,8 @@ impl Placed {
 }
 
 /// Looks tensors up in the checkpoint's catalogs and files.
-struct CheckpointSource<'a> {
-    assembled: &'a Assembled,
+pub(crate) struct CheckpointSource<'a> {
+    pub(crate) assembled: &'a Assembled,
 }
 
 impl<'a> WeightSource<'a> for CheckpointSource<'a> {
@@ -278,9 +301,4 @@ impl<'a> WeightSource<'a> for CheckpointSource<'a> {
             .collect::<Option<_>>()?;
         Some(WeightBytes { dtype, pieces })
     }
-}
-
-/// The dtype that a run computes in, by its name on the command line.
-pub fn parse_dtype(name: &str) -> Option<DType> {
-    [DType::F32, DType::BF16].into_iter().find(|dtype| dtype.name() == name)
 }

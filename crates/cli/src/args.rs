@@ -1,0 +1,203 @@
+//! What was typed.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use plimsoll_graph::DType;
+use plimsoll_pipeline::NoiseSource;
+use plimsoll_plan::{Line, Offload};
+
+/// Diffusion models under a hard line of VRAM.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version, about, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Draw a picture
+    Generate(GenerateArgs),
+    /// Tell what a run would take, before anything runs
+    Plan(PlanArgs),
+    /// Tell what a checkpoint file or folder holds; reads headers only
+    Inspect(InspectArgs),
+}
+
+/// What is drawn, and under which line.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev and flux.1-schnell, without files
+    #[arg(long, value_name = "demo|PATH", default_value = "demo")]
+    pub(crate) model: String,
+    /// Transformer from a single file (BFL or diffusers names) in place of the folder's own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) transformer: Option<PathBuf>,
+    /// Picture width in pixels, a multiple of 16 [default: the model's]
+    #[arg(long)]
+    pub(crate) width: Option<u64>,
+    /// Picture height in pixels, a multiple of 16 [default: the model's]
+    #[arg(long)]
+    pub(crate) height: Option<u64>,
+    /// Denoising steps [default: the model's]
+    #[arg(long)]
+    pub(crate) steps: Option<u32>,
+    /// Pictures made together; each has the bits of its single run
+    #[arg(short = 'n', long = "count", default_value_t = 1)]
+    pub(crate) count: u32,
+    /// Length of the T5 sequence [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) text_tokens: Option<u64>,
+    /// The line that device memory may not cross: 6GiB, 6GB, 900MiB, 80%, max (all resident) or
+    /// min (the smallest that works)
+    #[arg(long, value_name = "LINE", default_value = "80%")]
+    pub(crate) vram: LineArg,
+    /// Where the run is carried out
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    pub(crate) device: DeviceName,
+    /// Dtype of activations; sums are always f32
+    #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
+    pub(crate) dtype: DTypeName,
+    /// How weights reach the device
+    #[arg(long, value_enum, default_value_t = OffloadName::Auto)]
+    pub(crate) offload: OffloadName,
+    /// Blocks in a group, for --offload group
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) blocks_per_group: u32,
+    /// Copy weights ahead of their use
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) prefetch: Switch,
+    /// Take out of the step loop what does not depend on the latent; the picture is the same
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) hoist: Switch,
+    /// Threads of the CPU device [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Time the machine on this model's ops first, so that predicted seconds are measured ones
+    #[arg(long)]
+    pub(crate) calibrate: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// What to draw
+    pub(crate) prompt: String,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Where the picture goes; with -n, the seed is added to each name
+    #[arg(short, long, value_name = "OUT.png", default_value = "plimsoll.png")]
+    pub(crate) output: PathBuf,
+    /// Distilled guidance, for models that take one [default: the model's]
+    #[arg(long)]
+    pub(crate) guidance: Option<f32>,
+    /// Seed of the first picture
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Initial noise: f32 (the same in every mode), or as a diffusers pipeline of this dtype draws it
+    #[arg(long, value_enum, default_value_t = NoiseName::F32)]
+    pub(crate) noise: NoiseName,
+    /// Write every copy and op with its times, for chrome://tracing
+    #[arg(long, value_name = "OUT.json")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// A checkpoint file, or a pipeline or component folder
+    pub(crate) path: PathBuf,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A line as typed, parsed when the arguments are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LineArg(pub(crate) Line);
+
+impl FromStr for LineArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: plimsoll_plan::LineError| error.to_string())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceName {
+    Cpu,
+    Sim,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeName {
+    Bf16,
+    F32,
+}
+
+impl DTypeName {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::Bf16 => DType::BF16,
+            Self::F32 => DType::F32,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OffloadName {
+    Auto,
+    None,
+    Model,
+    Sequential,
+    Group,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NoiseName {
+    F32,
+    Diffusers,
+}
+
+impl NoiseName {
+    pub(crate) fn source(self) -> NoiseSource {
+        match self {
+            Self::F32 => NoiseSource::F32,
+            Self::Diffusers => NoiseSource::Diffusers,
+        }
+    }
+}
+
+impl RunArgs {
+    pub(crate) fn offload(&self) -> Offload {
+        match self.offload {
+            OffloadName::Auto => Offload::Auto,
+            OffloadName::None => Offload::None,
+            OffloadName::Model => Offload::Model,
+            OffloadName::Sequential => Offload::Sequential,
+            OffloadName::Group => Offload::Group { blocks: self.blocks_per_group },
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What a person is told when it does not work, and the exit code.
+
+use std::process::ExitCode;
+
+use plimsoll_pipeline::{Kind, PipelineError};
+use plimsoll_weights::WeightsError;
+
+/// A failure at the command line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("{0}")]
+    Usage(String),
+    #[error("cannot write {path}: {cause}")]
+    Write { path: String, cause: std::io::Error },
+}
+
+impl Failure {
+    /// 2 usage, 3 infeasible, 4 bad file, 5 device, 130 cancelled.
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Weights(_) => 4,
+            Self::Write { .. } => 5,
+            Self::Pipeline(error) => match error.kind() {
+                Kind::Usage => 2,
+                Kind::Infeasible => 3,
+                Kind::File => 4,
+                Kind::Device => 5,
+                Kind::Cancelled => 130,
+            },
+        }
+    }
+
+    /// Prints the one line and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("plimsoll: {self}");
+        ExitCode::from(self.exit_code())
+    }
+}

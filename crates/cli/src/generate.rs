@@ -1,0 +1,210 @@
+//! `plimsoll generate`: a prompt to a picture.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use plimsoll_device::Control;
+use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
+use plimsoll_plan::simulate;
+use serde_json::{Value, json};
+
+use crate::args::{DeviceName, GenerateArgs};
+use crate::failure::Failure;
+use crate::progress::Bar;
+use crate::{model, request, trace};
+
+pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
+    let paths = output_paths(args);
+    if args.run.device == DeviceName::Cpu {
+        for path in &paths {
+            check_writable(path).map_err(PipelineError::from)?;
+        }
+    }
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control);
+
+    let workers = request::workers(&args.run)?;
+    let assembled = model::open(&args.run)?;
+    let place = request::place_request(&args.run, assembled.defaults());
+    let prompt = Prompt {
+        text: args.prompt.clone(),
+        seed: args.seed,
+        guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
+        noise: args.noise.source(),
+    };
+    let machine = request::machine(&args.run, workers, &assembled.graph(&place.run)?);
+    let target = request::target(&args.run, workers);
+    let mut placed = assembled.place(place, &machine, target).map_err(|failure| failure.error)?;
+
+    let timeline = simulate(placed.graph(), placed.plan(), &machine);
+    let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
+    let began = Instant::now();
+    let wants_trace = args.trace.is_some();
+    let generated = placed
+        .generate(&machine, &prompt, &control, wants_trace, &mut |progress| bar.show(progress));
+    bar.finish();
+    let generated = generated?;
+    let seconds_total = began.elapsed().as_secs_f64();
+    for notice in &generated.notices {
+        eprintln!("plimsoll: {notice}");
+    }
+    let model = placed.assembled().defaults().name.clone();
+    write_pictures(&placed, &generated, &prompt, &paths, &model)?;
+    if let Some(path) = &args.trace {
+        trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
+    }
+    let summary = Summary { args, placed: &placed, generated: &generated, model, seconds_total };
+    if args.run.json {
+        println!("{}", summary.json(&paths));
+    } else {
+        summary.print(&paths);
+    }
+    Ok(())
+}
+
+/// First Ctrl-C: the run stops within one block and leaves nothing behind. Second: at once.
+fn stop_on_signal(control: &Arc<Control>) {
+    let control = Arc::clone(control);
+    let set = ctrlc::set_handler(move || {
+        if control.is_cancelled() {
+            std::process::exit(130);
+        }
+        control.cancel();
+    });
+    if let Err(error) = set {
+        eprintln!("plimsoll: Ctrl-C will end the program at once: {error}");
+    }
+}
+
+/// The output's own name, or one a seed.
+fn output_paths(args: &GenerateArgs) -> Vec<PathBuf> {
+    if args.run.count <= 1 {
+        return vec![args.output.clone()];
+    }
+    let stem = args.output.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = args.output.extension().map_or("png".into(), |text| text.to_string_lossy());
+    (0..u64::from(args.run.count))
+        .map(|at| {
+            let seed = args.seed.wrapping_add(at);
+            args.output.with_file_name(format!("{stem}-{seed}.{extension}"))
+        })
+        .collect()
+}
+
+fn write_pictures(
+    placed: &Placed,
+    generated: &Generated,
+    prompt: &Prompt,
+    paths: &[PathBuf],
+    model: &str,
+) -> Result<(), PipelineError> {
+    let steps = placed.request().run.steps.to_string();
+    let guidance = prompt.guidance.to_string();
+    for (at, (picture, path)) in generated.pictures.iter().zip(paths).enumerate() {
+        let seed = prompt.seed.wrapping_add(at as u64).to_string();
+        let notes = [
+            ("prompt", prompt.text.as_str()),
+            ("seed", &seed),
+            ("steps", &steps),
+            ("guidance", &guidance),
+            ("model", model),
+            ("plan", &placed.plan().id),
+            ("Software", concat!("plimsoll ", env!("CARGO_PKG_VERSION"))),
+        ];
+        picture.write_png(path, &notes)?;
+    }
+    Ok(())
+}
+
+struct Summary<'a> {
+    args: &'a GenerateArgs,
+    placed: &'a Placed,
+    generated: &'a Generated,
+    model: String,
+    seconds_total: f64,
+}
+
+impl Summary<'_> {
+    fn json(&self, paths: &[PathBuf]) -> Value {
+        let plan = self.placed.plan();
+        let report = &self.generated.report;
+        let run = &self.placed.request().run;
+        let pictures = &self.generated.pictures;
+        let written = |path: &Path| path.display().to_string();
+        let outputs: Vec<_> = paths.iter().take(pictures.len()).map(|path| written(path)).collect();
+        let images: Vec<_> = pictures.iter().map(plimsoll_pipeline::Picture::sha256).collect();
+        let latents = &self.generated.latent_sha256;
+        let stages: Vec<_> = report
+            .stages
+            .iter()
+            .map(|stage| json!({ "name": stage.name, "seconds": stage.seconds }))
+            .collect();
+        json!({
+            "output": outputs.first(),
+            "outputs": outputs,
+            "model": self.model,
+            "prompt": self.args.prompt,
+            "seed": self.args.seed,
+            "steps": run.steps,
+            "width": run.width,
+            "height": run.height,
+            "dtype": run.dtype.name(),
+            "device": match self.args.run.device {
+                DeviceName::Cpu => "cpu",
+                DeviceName::Sim => "sim",
+            },
+            "offload": plan.offload,
+            "prefetch": plan.prefetch,
+            "plan_id": plan.id,
+            "vram_line_bytes": plan.line_bytes,
+            "predicted": plan.predicted,
+            "measured": {
+                "vram_peak_bytes": report.stats.high_water_bytes,
+                "copied_bytes_per_step": report.copied_bytes_per_step,
+                "copied_bytes": report.stats.copied_bytes,
+                "seconds_per_step": report.seconds_per_step,
+                "seconds_total": self.seconds_total,
+                "stages": stages,
+            },
+            "latent_sha256": latents.first(),
+            "latents_sha256": latents,
+            "image_sha256": images.first(),
+            "images_sha256": images,
+            "notices": self.generated.notices,
+        })
+    }
+
+    fn print(&self, paths: &[PathBuf]) {
+        let plan = self.placed.plan();
+        let report = &self.generated.report;
+        for path in paths.iter().take(self.generated.pictures.len()) {
+            println!("{}", path.display());
+        }
+        if self.generated.pictures.is_empty() {
+            println!("simulated: no picture was computed");
+        }
+        println!(
+            "VRAM    peak {} of a line of {} (predicted {})",
+            bytes(report.stats.high_water_bytes),
+            bytes(plan.line_bytes),
+            bytes(plan.predicted.vram_peak_bytes),
+        );
+        println!(
+            "streamed {} a step, {} in all (predicted {} a step)",
+            bytes(report.copied_bytes_per_step),
+            bytes(report.stats.copied_bytes),
+            bytes(plan.predicted.copied_bytes_per_step),
+        );
+        println!(
+            "time    {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
+            report.seconds_per_step, self.seconds_total, plan.predicted.seconds_per_step,
+        );
+        println!("plan    {}", plan.id);
+    }
+}
+
+/// Bytes in binary units, as the line is written.
+fn bytes(count: u64) -> String {
+    indicatif::BinaryBytes(count).to_string()
+}

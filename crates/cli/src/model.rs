@@ -1,0 +1,38 @@
+//! Which model a name means.
+
+use plimsoll_models::FluxModel;
+use plimsoll_pipeline::Assembled;
+
+use crate::args::RunArgs;
+use crate::demo;
+use crate::failure::Failure;
+
+/// The pipeline that `--model` and `--transformer` name.
+pub(crate) fn open(args: &RunArgs) -> Result<Assembled, Failure> {
+    let mut assembled = if args.model == "demo" {
+        if demo::FILES.is_empty() {
+            let what = "this build carries no demo model: give its folder, --model demo/model";
+            return Err(Failure::Usage(what.to_owned()));
+        }
+        Assembled::open_embedded(demo::FILES)?
+    } else if known(&args.model).is_some() {
+        let what =
+            format!("{} is known by its shapes only: give a folder with weights", args.model);
+        return Err(Failure::Usage(what));
+    } else {
+        Assembled::open_folder(&args.model)?
+    };
+    if let Some(path) = &args.transformer {
+        assembled.replace_transformer(path)?;
+    }
+    Ok(assembled)
+}
+
+/// A model that can be planned from its published shapes, without files.
+pub(crate) fn known(name: &str) -> Option<FluxModel> {
+    match name {
+        "flux.1-dev" => Some(FluxModel::dev()),
+        "flux.1-schnell" => Some(FluxModel::schnell()),
+        _ => None,
+    }
+}

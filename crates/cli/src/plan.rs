@@ -1,0 +1,80 @@
+//! `plimsoll plan`: bytes and seconds before anything runs.
+
+use plimsoll_models::{FluxModel, FluxRun};
+use plimsoll_pipeline::{Defaults, PipelineError, Planned};
+use plimsoll_plan::{Machine, explain};
+use serde_json::json;
+
+use crate::args::{PlanArgs, RunArgs};
+use crate::failure::Failure;
+use crate::{model, request};
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let args = &args.run;
+    let workers = request::workers(args)?;
+    let (name, planned, machine) = match model::known(&args.model) {
+        Some(model) => {
+            let defaults = published_defaults(&args.model, &model);
+            let request = request::place_request(args, &defaults);
+            let graph = shapes(&model, &request.run)?;
+            let machine = request::machine(args, workers, &graph);
+            let asked = plimsoll_plan::Request {
+                line: request.line,
+                offload: request.offload,
+                prefetch: request.prefetch,
+            };
+            let plan =
+                plimsoll_plan::plan(&graph, &machine, &asked).map_err(PipelineError::from)?;
+            (defaults.name, Planned { graph, plan }, machine)
+        }
+        None => {
+            let assembled = model::open(args)?;
+            let request = request::place_request(args, assembled.defaults());
+            let graph = assembled.graph(&request.run)?;
+            let machine = request::machine(args, workers, &graph);
+            let name = assembled.defaults().name.clone();
+            (name, assembled.plan(&request, &machine)?, machine)
+        }
+    };
+    print(args, &name, &planned, &machine);
+    Ok(())
+}
+
+fn print(args: &RunArgs, name: &str, planned: &Planned, machine: &dyn Machine) {
+    let ledger = explain(&planned.graph, &planned.plan);
+    if args.json {
+        let plan = &planned.plan;
+        let object = json!({
+            "model": name,
+            "machine": machine.name(),
+            "plan_id": plan.id,
+            "offload": plan.offload,
+            "prefetch": plan.prefetch,
+            "vram_line_bytes": plan.line_bytes,
+            "arena_bytes": plan.arena_bytes,
+            "predicted": plan.predicted,
+            "ledger": ledger,
+        });
+        println!("{object}");
+    } else {
+        println!("{name} on {}", machine.name());
+        print!("{ledger}");
+    }
+}
+
+/// The graph of a published model in its published dtype.
+fn shapes(model: &FluxModel, run: &FluxRun) -> Result<plimsoll_graph::Graph, PipelineError> {
+    Ok(model.graph(run, &|_, _| plimsoll_graph::DType::BF16)?)
+}
+
+fn published_defaults(name: &str, model: &FluxModel) -> Defaults {
+    let is_dev = model.transformer.guidance_embeds;
+    Defaults {
+        name: name.to_owned(),
+        width: 1024,
+        height: 1024,
+        steps: if is_dev { 28 } else { 4 },
+        guidance: if is_dev { 3.5 } else { 0.0 },
+        text_tokens: if is_dev { 512 } else { 256 },
+    }
+}

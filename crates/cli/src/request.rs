@@ -1,0 +1,67 @@
+//! What the options mean for the model at hand.
+
+use plimsoll_device::cpu::CpuMachine;
+use plimsoll_graph::Graph;
+use plimsoll_models::FluxRun;
+use plimsoll_pipeline::{Defaults, PlaceRequest, Target};
+
+use crate::args::{DeviceName, RunArgs};
+use crate::failure::Failure;
+
+/// Sizes, dtype and line of a run, with the model's defaults filled in.
+pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest {
+    PlaceRequest {
+        run: FluxRun {
+            width: args.width.unwrap_or(defaults.width),
+            height: args.height.unwrap_or(defaults.height),
+            steps: args.steps.unwrap_or(defaults.steps),
+            samples: args.count,
+            text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
+            dtype: args.dtype.dtype(),
+            hoist: args.hoist.is_on(),
+        },
+        line: args.vram.0,
+        offload: args.offload(),
+        prefetch: args.prefetch.is_on(),
+    }
+}
+
+/// Threads of the compute lane.
+pub(crate) fn workers(args: &RunArgs) -> Result<usize, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    match args.threads {
+        None => Ok(cores),
+        Some(threads @ 1..=1024) => Ok(threads),
+        Some(other) => Err(Failure::Usage(format!("--threads is {other}, expected 1 to 1024"))),
+    }
+}
+
+/// The device that carries the run out.
+pub(crate) fn target(args: &RunArgs, workers: usize) -> Target {
+    match args.device {
+        DeviceName::Cpu => Target::Cpu { workers },
+        DeviceName::Sim => Target::Sim(plimsoll_device::sim::SimFaults::default()),
+    }
+}
+
+/// The machine whose rates and memory the plan is for.
+pub(crate) fn machine(args: &RunArgs, workers: usize, graph: &Graph) -> CpuMachine {
+    let machine = if args.calibrate {
+        CpuMachine::calibrate(graph, workers)
+    } else {
+        CpuMachine::default_rates(workers)
+    };
+    machine.with_vram_bytes(ram_bytes())
+}
+
+/// Bytes of RAM, which are the CPU device's memory; 16 GiB where the system does not say.
+fn ram_bytes() -> u64 {
+    const UNKNOWN: u64 = 16 << 30;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok());
+    kib.map_or(UNKNOWN, |kib| kib.saturating_mul(1024))
+}

@@ -1,0 +1,296 @@
+//! The binary, as a person types it: each test in a folder of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROMPT: &str = "ice cream, 3d rendered emoji";
+
+fn demo() -> String {
+    repository("demo/model").display().to_string()
+}
+
+fn repository(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(relative)
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// A `generate` of the demo model's folder that must succeed; its JSON.
+    fn generate(&self, arguments: &[&str]) -> Value {
+        let model = demo();
+        let mut all = vec!["generate", PROMPT, "--model", &model, "--json"];
+        all.extend(arguments);
+        let output = self.run(&all);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn files(&self) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(self.0.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+/// Ends with `code`, prints one line that holds `text`, leaves no file.
+fn refused(arguments: &[&str], code: i32, text: &str) {
+    let folder = Folder::new();
+    let output = folder.run(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+    assert!(errors.contains(text), "{arguments:?}: {errors}");
+    assert!(errors.trim_end().lines().count() <= 5, "{arguments:?}: {errors}");
+    assert_eq!(folder.files(), [""; 0], "{arguments:?}");
+}
+
+fn refused_run(arguments: &[&str], code: i32, text: &str) {
+    let model = demo();
+    let mut all = vec!["generate", PROMPT, "--model", &model];
+    all.extend(arguments);
+    refused(&all, code, text);
+}
+
+fn number(value: &Value, path: &[&str]) -> u64 {
+    let found = path.iter().fold(value, |value, key| &value[*key]);
+    found.as_u64().unwrap_or_else(|| panic!("{path:?} is {found}"))
+}
+
+#[test]
+fn ice_cream_under_a_line_smaller_than_the_transformer() {
+    let folder = Folder::new();
+    let line = 12 << 20;
+    let json = folder.generate(&["--vram", "12MiB", "-o", "ice.png"]);
+    assert_eq!(number(&json, &["vram_line_bytes"]), line);
+    let peak = number(&json, &["measured", "vram_peak_bytes"]);
+    assert!(peak <= line, "{peak} bytes");
+    assert_eq!(peak, number(&json, &["predicted", "vram_peak_bytes"]));
+    let streamed = number(&json, &["measured", "copied_bytes_per_step"]);
+    assert_eq!(streamed, number(&json, &["predicted", "copied_bytes_per_step"]));
+    assert!(streamed > 0);
+    for key in ["output", "seed", "steps", "offload", "latent_sha256", "image_sha256", "plan_id"] {
+        assert!(!json[key].is_null(), "no {key}");
+    }
+    for key in ["seconds_per_step", "seconds_total"] {
+        assert!(json["measured"][key].as_f64().unwrap() > 0.0, "no {key}");
+    }
+    assert!(json["predicted"]["seconds_per_step"].as_f64().unwrap() > 0.0);
+    assert_eq!(folder.files(), ["ice.png"]);
+    let png = std::fs::read(folder.0.path().join("ice.png")).unwrap();
+    let text = String::from_utf8_lossy(&png);
+    let plan = json["plan_id"].as_str().unwrap();
+    for chunk in ["prompt\0", PROMPT, "seed\0", "steps\0", "model\0", "plan\0", plan] {
+        assert!(text.contains(chunk), "no {chunk} in the picture's text");
+    }
+    let other = folder.generate(&["--vram", "max", "-o", "max.png"]);
+    assert_eq!(other["latent_sha256"], json["latent_sha256"]);
+    assert_eq!(other["image_sha256"], json["image_sha256"]);
+}
+
+#[cfg(feature = "embed-demo")]
+#[test]
+fn the_demo_model_is_in_the_binary() {
+    let folder = Folder::new();
+    let output = folder.run(&["generate", PROMPT, "--json", "--steps", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let built_in: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let from_folder = folder.generate(&["--steps", "2"]);
+    assert_eq!(built_in["latent_sha256"], from_folder["latent_sha256"]);
+    assert_eq!(built_in["model"], "demo");
+}
+
+#[test]
+fn several_pictures_have_a_file_each() {
+    let folder = Folder::new();
+    let json = folder.generate(&["-n", "2", "--seed", "5", "--steps", "2", "-o", "two.png"]);
+    assert_eq!(folder.files(), ["two-5.png", "two-6.png"]);
+    let single = folder.generate(&["--seed", "6", "--steps", "2", "-o", "six.png"]);
+    assert_eq!(json["latents_sha256"][1], single["latent_sha256"]);
+    assert_eq!(json["images_sha256"][1], single["image_sha256"]);
+}
+
+#[test]
+fn the_simulated_device_tells_times_and_draws_nothing() {
+    let folder = Folder::new();
+    let json = folder.generate(&["--device", "sim", "--vram", "min"]);
+    let seconds = |part: &str| json[part]["seconds_per_step"].as_f64().unwrap();
+    let ratio = seconds("measured") / seconds("predicted");
+    assert!((0.999..1.001).contains(&ratio), "the clocks differ: {ratio}");
+    assert_eq!(json["image_sha256"], Value::Null);
+    assert_eq!(folder.files(), [""; 0]);
+}
+
+#[test]
+fn plan_tells_what_generate_then_measures() {
+    let folder = Folder::new();
+    let model = demo();
+    let output = folder.run(&["plan", "--model", &model, "--vram", "10MiB", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let run = folder.generate(&["--vram", "10MiB"]);
+    assert_eq!(plan["plan_id"], run["plan_id"]);
+    for key in ["vram_peak_bytes", "copied_bytes_per_step"] {
+        assert_eq!(plan["predicted"][key], run["measured"][key], "{key}");
+    }
+    let text = folder.run(&["plan", "--model", &model, "--vram", "10MiB"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for word in ["encode", "hoist", "denoise", "decode", "peak"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn plan_knows_published_models_by_name() {
+    let folder = Folder::new();
+    for (name, steps) in [("flux.1-dev", "28"), ("flux.1-schnell", "4")] {
+        let output = folder.run(&["plan", "--model", name, "--vram", "8GiB", "--json"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(number(&plan, &["predicted", "vram_peak_bytes"]) <= 8 << 30, "{name} {steps}");
+        // What is left of 17.2 GB of block weights a step after the residents.
+        let streamed = number(&plan, &["predicted", "copied_bytes_per_step"]);
+        assert!((8_000_000_000..17_300_000_000).contains(&streamed), "{streamed}");
+    }
+}
+
+#[test]
+fn inspect_reads_headers() {
+    let folder = Folder::new();
+    let model = demo();
+    let output = folder.run(&["inspect", &model, "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("10046016"), "the transformer's parameters: {text}");
+    let _json: Value = serde_json::from_str(&text).unwrap();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    refused_run(&["--width", "100"], 2, "multiple of 16");
+    refused_run(&["--height", "0"], 2, "multiple of 16");
+    refused_run(&["--width=-64"], 2, "--width");
+    refused_run(&["--steps", "0"], 2, "steps");
+    refused_run(&["--guidance", "NaN"], 2, "guidance");
+    refused_run(&["--guidance=-1"], 2, "guidance");
+    refused_run(&["-n", "0"], 2, "pictures");
+    refused_run(&["--vram", "0"], 2, "vram");
+    refused_run(&["--vram", "6 G"], 2, "vram");
+    refused_run(&["--vram", "ten"], 2, "vram");
+    refused_run(&["--offload", "group", "--blocks-per-group", "0"], 2, "group");
+    refused_run(&["--threads", "0"], 2, "threads");
+    refused_run(&["-o", "no/such/folder/out.png"], 5, "no/such/folder");
+    refused_run(&["-o", "/"], 2, "/");
+}
+
+#[test]
+fn a_line_that_nothing_fits_under_is_infeasible() {
+    refused_run(&["--vram", "64KiB"], 3, "smallest");
+    refused_run(&["--vram", "3MiB", "--offload", "none"], 3, "--offload");
+}
+
+#[test]
+fn files_that_are_not_models_are_refused() {
+    refused(&["generate", PROMPT, "--model", "/no/such/model"], 4, "/no/such/model");
+    let folder = Folder::new();
+    let model = folder.0.path().join("model");
+    copy_folder(&repository("demo/model"), &model);
+    let weights = model.join("vae/diffusion_pytorch_model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    let path = model.display().to_string();
+    for (bytes, what) in [
+        (whole[..whole.len() - 1].to_vec(), "short"),
+        ([whole.as_slice(), b"x"].concat(), "long"),
+        (b"PK\x03\x04archive/data.pkl".to_vec(), "pickle"),
+        (Vec::new(), "empty"),
+    ] {
+        std::fs::write(&weights, bytes).unwrap();
+        refused(&["generate", PROMPT, "--model", &path], 4, "vae");
+        println!("{what} refused");
+    }
+    std::fs::write(&weights, whole).unwrap();
+    let config = model.join("transformer/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"num_layers\": 4", "\"num_layers\": 5")).unwrap();
+    refused(&["generate", PROMPT, "--model", &path], 4, "transformer_blocks.4");
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn long_and_empty_prompts_draw_and_say_what_was_dropped() {
+    let folder = Folder::new();
+    let model = demo();
+    let long = "ice cream ".repeat(10_000);
+    for (prompt, notice) in [("", false), (long.as_str(), true)] {
+        let output = folder.run(&["generate", prompt, "--model", &model, "--steps", "1"]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        assert_eq!(errors.contains("T5 reads 32 tokens and not: \"ice cream"), notice, "{errors}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_at_any_moment_leaves_no_partial_file() {
+    let model = demo();
+    let mut cancelled = 0;
+    for at in 0..24u64 {
+        let folder = Folder::new();
+        let mut child = folder
+            .command(&["generate", PROMPT, "--model", &model, "--steps", "60", "--vram", "min"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(40 * at));
+        let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let sent = std::time::Instant::now();
+        let status = child.wait().unwrap();
+        assert!(sent.elapsed() < Duration::from_secs(5), "{:?} to stop", sent.elapsed());
+        let files = folder.files();
+        if status.success() {
+            assert_eq!(files, ["plimsoll.png"]);
+        } else {
+            // Before the handler is set, the signal ends the process by itself: no code.
+            assert!(matches!(status.code(), Some(130) | None), "{status} ({kill})");
+            assert_eq!(files, [""; 0], "after an interrupt");
+            cancelled += 1;
+        }
+    }
+    assert!(cancelled > 4, "only {cancelled} of 24 were interrupted");
+}
