@@ -3,8 +3,8 @@
 //! This is dynamic storage allocation: items with a size and the times at which they are alive, and no two that
 //! are alive together may share a byte. The best peak is NP-hard to find and the liveness floor (the largest sum
 //! alive at one time) is a bound that it often meets. So: place by each of several good orders, lowest gap first,
-//! until the floor is met; then let the items that stick out go first and place again, a number of
-//! times that is fixed beforehand. No randomness, no clock.
+//! until the floor is met; then walk over orders near the best, a number of steps that is fixed beforehand. No
+//! clock, and the same choices every time.
 //!
 //! An item has one or two spans of ops: a load that is fetched at the end of a loop's body for its head is alive
 //! at both.
@@ -44,21 +44,17 @@ pub(crate) struct Packing {
 /// How hard to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// One or two orders: for a look.
+    /// Two orders, and for small graphs some repairs: for a look.
     Quick,
-    /// All orders and a few repairs: for a plan under a line.
-    Normal,
-    /// As many repairs as the size allows: for the smallest line.
+    /// All orders, and repairs as many as the size allows: for the smallest line.
     Thorough,
 }
 
-/// Comparisons of two items that [`Effort::Thorough`] may spend, about 30 ms.
-const COMPARISONS_THOROUGH: u64 = 12_000_000;
+/// Items that [`Effort::Thorough`] may place in all, some 30 ms.
+const PLACED_THOROUGH: u64 = 160_000;
 
-/// The largest sum of items alive at one of `ops` times.
-pub(crate) fn floor(items: &[Item], ops: usize) -> u64 {
-    live(items, ops).into_iter().max().unwrap_or(0)
-}
+/// Items that [`Effort::Quick`] may place in all.
+const PLACED_QUICK: u64 = 8_000;
 
 /// Bytes alive at each op.
 pub(crate) fn live(items: &[Item], ops: usize) -> Vec<u64> {
@@ -82,64 +78,148 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
     let mut best_order = Vec::new();
     let orders: &[Order] = match effort {
         Effort::Quick => &[Order::Pressure, Order::Size],
-        Effort::Normal | Effort::Thorough => &Order::ALL,
+        Effort::Thorough => &Order::ALL,
     };
     for order in orders {
         let order = order.sort(items, &live);
-        shelf.place(items, &order, &mut best, &mut best_order);
+        if shelf.place(items, &order, &mut best) {
+            best_order = order;
+        }
         if best.peak <= enough {
             return best;
         }
     }
-    let square = (items.len() as u64).saturating_mul(items.len() as u64).max(1);
     let rounds = match effort {
-        Effort::Quick => 0,
-        Effort::Normal => (COMPARISONS_THOROUGH / 4 / square).min(8),
-        Effort::Thorough => (COMPARISONS_THOROUGH * 4 / square).clamp(6, 200),
+        // Where a round costs next to nothing.
+        Effort::Quick => (PLACED_QUICK / items.len().max(1) as u64).saturating_sub(8).min(60),
+        Effort::Thorough => (PLACED_THOROUGH / items.len().max(1) as u64).clamp(24, 2000),
     };
-    repair(items, [floor, enough], rounds, &mut shelf, &mut best, best_order);
+    let mut walk = Walk {
+        items,
+        floor,
+        shelf: &mut shelf,
+        order: best_order,
+        packing: best.clone(),
+        excess: 0,
+        state: 0x9e37_79b9_7f4a_7c15,
+    };
+    walk.excess = walk.excess(&best);
+    walk.run(enough, rounds, &mut best);
     best
 }
 
-/// Lets the items that stick out over the floor go ahead of the others, again and again.
-fn repair(
-    items: &[Item],
-    [floor, enough]: [u64; 2],
-    rounds: u64,
-    shelf: &mut Shelf,
-    best: &mut Packing,
-    mut order: Vec<u32>,
-) {
-    let mut current = Packing { offsets: best.offsets.clone(), peak: best.peak };
-    for round in 0..rounds {
-        // Now against the floor, now against the best peak: the first moves many items, the second few.
-        let bar = if round % 2 == 0 { floor } else { best.peak - 1 };
-        let sticks_out = |at: &u32| {
-            let at = *at as usize;
-            current.offsets[at] + items[at].bytes > bar
+/// Moves of the walk that bring nothing, after which it is shaken.
+const PATIENCE: u32 = 60;
+
+/// A walk over orders: lets items that stick out over the floor go earlier, and keeps what is no worse; when that
+/// leads nowhere, shuffles what is alive beside them.
+///
+/// The number of steps is fixed, and so are the choices: the generator only spreads them.
+struct Walk<'a> {
+    items: &'a [Item],
+    floor: u64,
+    shelf: &'a mut Shelf,
+    order: Vec<u32>,
+    packing: Packing,
+    excess: u64,
+    state: u64,
+}
+
+impl Walk<'_> {
+    /// A number below `below`, which is not 0.
+    ///
+    /// # Source
+    /// Knuth's multiplier for linear congruential generators of 64 bits (MMIX).
+    fn draw(&mut self, below: usize) -> usize {
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 33) % below as u64) as usize
+    }
+
+    /// Bytes over the floor, over all items.
+    fn excess(&self, packing: &Packing) -> u64 {
+        let ends =
+            self.items.iter().zip(&packing.offsets).map(|(item, offset)| offset + item.bytes);
+        ends.map(|end| end.saturating_sub(self.floor)).sum()
+    }
+
+    /// Positions in the order of what sticks out.
+    fn sticking_out(&self) -> Vec<usize> {
+        let out = |item: u32| {
+            let item = item as usize;
+            self.packing.offsets[item] + self.items[item].bytes > self.floor
         };
-        let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|at| sticks_out(at));
-        if front.is_empty() {
-            front.extend(&back);
-        } else {
-            front.extend(back);
+        (0..self.order.len()).filter(|at| out(self.order[*at])).collect()
+    }
+
+    fn step(&mut self, next: &mut Vec<u32>, trial: &mut Packing) -> bool {
+        let out = self.sticking_out();
+        let from = out[self.draw(out.len())];
+        let to = self.draw(from + 1);
+        next.clone_from(&self.order);
+        next[to..=from].rotate_right(1);
+        if self.draw(3) == 0 {
+            self.swap_beside(next, from);
         }
-        if front == order {
-            // Nothing moves any more: let every third item wait.
-            let third = round as usize % 3;
-            let (a, b): (Vec<_>, Vec<_>) =
-                front.iter().enumerate().partition(|(at, _)| at % 3 != third);
-            front = a.into_iter().chain(b).map(|(_, item)| *item).collect();
+        trial.peak = self.packing.peak.saturating_add(1);
+        if !self.shelf.place(self.items, next, trial) {
+            return false;
         }
-        order = front;
-        current.peak = u64::MAX;
-        let mut kept = Vec::new();
-        shelf.place(items, &order, &mut current, &mut kept);
-        if current.peak < best.peak {
-            best.peak = current.peak;
-            best.offsets.clone_from(&current.offsets);
-            if best.peak <= enough {
-                return;
+        let excess = self.excess(trial);
+        let is_better = (trial.peak, excess) < (self.packing.peak, self.excess);
+        if (trial.peak, excess) <= (self.packing.peak, self.excess) {
+            std::mem::swap(&mut self.order, next);
+            std::mem::swap(&mut self.packing, trial);
+            self.excess = excess;
+        }
+        is_better
+    }
+
+    /// Lets something that is alive beside the item at `of` go to another place in the order.
+    fn swap_beside(&mut self, order: &mut [u32], of: usize) {
+        let item = self.items[order[of] as usize];
+        let beside: Vec<usize> = (0..order.len())
+            .filter(|at| {
+                let other = &self.items[order[*at] as usize];
+                [item.span, item.tail].iter().any(|a| meet(*a, other.span) || meet(*a, other.tail))
+            })
+            .collect();
+        let (a, b) = (beside[self.draw(beside.len())], beside[self.draw(beside.len())]);
+        order[a.min(b)..=a.max(b)].rotate_right(1);
+    }
+
+    fn shake(&mut self) {
+        let out = self.sticking_out();
+        let mut order = std::mem::take(&mut self.order);
+        for _ in 0..5 {
+            let of = out[self.draw(out.len())];
+            self.swap_beside(&mut order, of);
+        }
+        self.packing.peak = u64::MAX;
+        self.shelf.place(self.items, &order, &mut self.packing);
+        self.order = order;
+        self.excess = self.excess(&self.packing);
+    }
+
+    fn run(mut self, enough: u64, rounds: u64, best: &mut Packing) {
+        let (mut next, mut trial) = (Vec::new(), self.packing.clone());
+        let mut idle = 0;
+        for _ in 0..rounds {
+            if idle > PATIENCE {
+                idle = 0;
+                self.shake();
+            } else if self.step(&mut next, &mut trial) {
+                idle = 0;
+            } else {
+                idle += 1;
+            }
+            if self.packing.peak < best.peak {
+                best.clone_from(&self.packing);
+                if best.peak <= enough {
+                    return;
+                }
             }
         }
     }
@@ -230,6 +310,8 @@ const BUCKET_OPS: u32 = 16;
 #[derive(Debug)]
 struct Shelf {
     buckets: Vec<Vec<Placed>>,
+    /// Room for the next result.
+    offsets: Vec<u64>,
 }
 
 fn meet(a: Span, b: Span) -> bool {
@@ -238,19 +320,14 @@ fn meet(a: Span, b: Span) -> bool {
 
 impl Shelf {
     fn new(ops: usize) -> Self {
-        Self { buckets: vec![Vec::new(); ops / BUCKET_OPS as usize + 1] }
+        Self { buckets: vec![Vec::new(); ops / BUCKET_OPS as usize + 1], offsets: Vec::new() }
     }
 
-    /// Places items in `order` at the lowest offsets that are free; keeps the result if it beats `best`.
-    fn place(
-        &mut self,
-        items: &[Item],
-        order: &[u32],
-        best: &mut Packing,
-        best_order: &mut Vec<u32>,
-    ) {
+    /// Places items in `order` at the lowest offsets that are free; gives the result, and true, if it beats `best`.
+    fn place(&mut self, items: &[Item], order: &[u32], best: &mut Packing) -> bool {
         self.buckets.iter_mut().for_each(Vec::clear);
-        let mut offsets = vec![0; items.len()];
+        let mut offsets = std::mem::take(&mut self.offsets);
+        offsets.resize(items.len(), 0);
         let mut peak = 0;
         for at in order {
             let item = &items[*at as usize];
@@ -258,7 +335,8 @@ impl Shelf {
             let end = offset + item.bytes;
             peak = peak.max(end);
             if peak >= best.peak {
-                return;
+                self.offsets = offsets;
+                return false;
             }
             offsets[*at as usize] = offset;
             let placed = Placed { offset, end, span: item.span, tail: item.tail };
@@ -268,9 +346,9 @@ impl Shelf {
                 bucket.insert(place, placed);
             }
         }
-        *best = Packing { offsets, peak };
-        best_order.clear();
-        best_order.extend(order);
+        self.offsets = std::mem::replace(&mut best.offsets, offsets);
+        best.peak = peak;
+        true
     }
 
     /// The lowest offset at which nothing is in the way: raised from bucket to bucket until none raises it.

@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use crate::arena::{self, Effort, Packing};
+use crate::arena::{Effort, Packing};
 use crate::assemble::Draft;
 use crate::edges::{Lanes, lanes};
 use crate::facts::Facts;
@@ -23,8 +23,17 @@ use crate::units::{Cut, caps};
 /// Points that are placed, of all that are judged.
 const PLACED_MOST: usize = 4;
 
+/// Points of which it is tried; some have live bytes under the line but no offsets.
+const TRIED_MOST: usize = 12;
+
+/// A point that promises less than a thousandth is not placed.
+const GAIN_LEAST: f64 = 1.001;
+
 /// Steps of a loop that are walked to judge a point; more are more of the last.
 const STEPS_JUDGED: u32 = 4;
+
+/// Budgets that are tried for one point.
+const SETTLE_TRIES: u32 = 5;
 
 /// Slots that are tried: streamed units in flight.
 const SLOTS: [u64; 3] = [1, 2, 3];
@@ -96,7 +105,10 @@ pub(crate) fn search<'g>(
     prefetch: bool,
 ) -> Option<Draft> {
     let fallback = smallest(facts, machine, prefetch);
-    let packing = place(facts, items, &fallback, line, Effort::Thorough)?;
+    let packing = items.pack(facts, &fallback, line, Effort::Thorough);
+    if packing.peak > line {
+        return None;
+    }
     let mut best = draft(facts, items, fallback, packing);
     let ways: Vec<Way> = caps(facts)
         .into_iter()
@@ -108,13 +120,15 @@ pub(crate) fn search<'g>(
         .collect();
     let mut points = points(facts, &ways, line, prefetch);
     points.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    for point in points.iter().take(PLACED_MOST) {
-        if best.seconds <= point.seconds * 0.999 {
+    let mut placed = 0;
+    for point in points.iter().take(TRIED_MOST) {
+        if placed == PLACED_MOST || best.seconds <= point.seconds * GAIN_LEAST {
             break;
         }
-        if let Some(draft) = settle(facts, &ways[point.way], items, line, prefetch, point.kind)
-            && draft.seconds < best.seconds
-        {
+        let way = &ways[point.way];
+        let Some(draft) = settle(facts, way, items, line, prefetch, point.kind) else { continue };
+        placed += 1;
+        if draft.seconds < best.seconds {
             best = draft;
         }
     }
@@ -195,10 +209,10 @@ fn settle(
     kind: Kind,
 ) -> Option<Draft> {
     let mut budget = line;
-    for _ in 0..4 {
+    let tries = if matches!(kind, Kind::Apart) { 1 } else { SETTLE_TRIES };
+    for _ in 0..tries {
         let schedule = at(facts, way, budget, prefetch, kind)?;
-        let all = items.with_holds(&schedule);
-        let packing = arena::pack(&all, facts.graph.ops.len(), line, Effort::Quick);
+        let packing = items.pack(facts, &schedule, line, Effort::Quick);
         if packing.peak <= line {
             return Some(draft(facts, items, schedule, packing));
         }
@@ -206,18 +220,6 @@ fn settle(
         budget = budget.checked_sub(packing.peak - line)?;
     }
     None
-}
-
-fn place(
-    facts: &Facts<'_>,
-    items: &Items,
-    schedule: &Schedule,
-    line: u64,
-    effort: Effort,
-) -> Option<Packing> {
-    let all = items.with_holds(schedule);
-    let packing = arena::pack(&all, facts.graph.ops.len(), line, effort);
-    (packing.peak <= line).then_some(packing)
 }
 
 fn draft(facts: &Facts<'_>, items: &Items, schedule: Schedule, packing: Packing) -> Draft {

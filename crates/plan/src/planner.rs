@@ -63,8 +63,7 @@ struct Planner<'a, 'g> {
 
 impl Planner<'_, '_> {
     fn pack(&self, schedule: &Schedule, enough: u64) -> Packing {
-        let all = self.items.with_holds(schedule);
-        arena::pack(&all, self.facts.graph.ops.len(), enough, Effort::Thorough)
+        self.items.pack(self.facts, schedule, enough, Effort::Thorough)
     }
 
     /// The schedule that decides whether a strategy fits under a line.

@@ -7,9 +7,10 @@
 //! - A hold's span covers all ops of its visits that read it, and in a loop all that every step needs.
 //! - Holds are in the order in which the copy lane takes them: by `queue_at`, then by first use.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::arena::{Item, NEVER};
+use crate::arena::{self, Effort, Item, NEVER, Packing};
 use crate::facts::{Facts, Span, round_up};
 use crate::units::Cut;
 
@@ -190,5 +191,46 @@ impl Items {
             tail: hold.tail,
         }));
         items
+    }
+
+    /// Offsets for everything in a schedule; stops at the first peak of `enough` or less.
+    ///
+    /// For a quick look residents of the same span lie side by side, as one item.
+    pub(crate) fn pack(
+        &self,
+        facts: &Facts<'_>,
+        schedule: &Schedule,
+        enough: u64,
+        effort: Effort,
+    ) -> Packing {
+        let ops = facts.graph.ops.len();
+        let all = self.with_holds(schedule);
+        if effort == Effort::Thorough {
+            return arena::pack(&all, ops, enough, effort);
+        }
+        let first_hold = self.first_hold();
+        let mut few = all[..first_hold].to_vec();
+        // For each hold the item that it is in, and its offset there.
+        let mut inside: Vec<(usize, u64)> = Vec::with_capacity(schedule.holds.len());
+        let mut shared: BTreeMap<Span, usize> = BTreeMap::new();
+        for (hold, item) in schedule.holds.iter().zip(&all[first_hold..]) {
+            let known = hold.is_resident.then(|| shared.get(&hold.span)).flatten();
+            if let Some(at) = known {
+                inside.push((*at, few[*at].bytes));
+                few[*at].bytes += item.bytes;
+            } else {
+                if hold.is_resident {
+                    shared.insert(hold.span, few.len());
+                }
+                inside.push((few.len(), 0));
+                few.push(*item);
+            }
+        }
+        let mut packing = arena::pack(&few, ops, enough, effort);
+        let holds: Vec<u64> =
+            inside.into_iter().map(|(at, offset)| packing.offsets[at] + offset).collect();
+        packing.offsets.truncate(first_hold);
+        packing.offsets.extend(holds);
+        packing
     }
 }
