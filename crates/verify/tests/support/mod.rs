@@ -1,0 +1,47 @@
+//! Graphs and plans to check, and an oracle that runs them.
+#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(unreachable_pub, reason = "a module of each test binary")]
+#![allow(clippy::cast_possible_truncation, reason = "small tests")]
+
+pub mod graphs;
+pub mod naive;
+pub mod oracle;
+pub mod simulated;
+
+use plimsoll_graph::{Graph, Op};
+use plimsoll_plan::Plan;
+use plimsoll_verify::{Verified, Violation};
+
+/// A rule with some ops that need no workspace, as devices have.
+pub fn workspace_bytes(op: &Op) -> u64 {
+    match op.kind.label() {
+        "linear" => 96,
+        "attention" => 320,
+        "conv3x3" => 512,
+        _ => 0,
+    }
+}
+
+pub fn verify<'p>(graph: &Graph, plan: &'p Plan) -> Result<Verified<'p>, Violation> {
+    plimsoll_verify::verify(graph, plan, &workspace_bytes)
+}
+
+/// xorshift64*.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        ((self.next() >> 33) as usize) % limit.max(1)
+    }
+}
