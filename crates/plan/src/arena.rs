@@ -10,6 +10,7 @@
 //! at both.
 
 use crate::facts::Span;
+use crate::walk::improve;
 
 /// Something that needs memory.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,10 @@ pub(crate) enum Effort {
 const PLACED_THOROUGH: u64 = 160_000;
 
 /// Items that [`Effort::Quick`] may place in all.
-const PLACED_QUICK: u64 = 8_000;
+const PLACED_QUICK: u64 = 4_000;
+
+/// Most items of which [`Effort::Quick`] repairs anything.
+const ITEMS_QUICK: usize = 800;
 
 /// Bytes alive at each op.
 pub(crate) fn live(items: &[Item], ops: usize) -> Vec<u64> {
@@ -89,140 +93,22 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
             return best;
         }
     }
-    let rounds = match effort {
-        // Where a round costs next to nothing.
-        Effort::Quick => (PLACED_QUICK / items.len().max(1) as u64).saturating_sub(8).min(60),
-        Effort::Thorough => (PLACED_THOROUGH / items.len().max(1) as u64).clamp(24, 2000),
+    let placed_most = match effort {
+        // Nothing where a round would cost much.
+        Effort::Quick if items.len() > ITEMS_QUICK => return best,
+        Effort::Quick => PLACED_QUICK,
+        Effort::Thorough => PLACED_THOROUGH,
     };
-    let mut walk = Walk {
+    improve(
         items,
-        floor,
-        shelf: &mut shelf,
-        order: best_order,
-        packing: best.clone(),
-        excess: 0,
-        state: 0x9e37_79b9_7f4a_7c15,
-    };
-    walk.excess = walk.excess(&best);
-    walk.run(enough, rounds, &mut best);
+        [floor, enough],
+        placed_most,
+        &fullest(items, &live),
+        &mut shelf,
+        &mut best,
+        &best_order,
+    );
     best
-}
-
-/// Moves of the walk that bring nothing, after which it is shaken.
-const PATIENCE: u32 = 60;
-
-/// A walk over orders: lets items that stick out over the floor go earlier, and keeps what is no worse; when that
-/// leads nowhere, shuffles what is alive beside them.
-///
-/// The number of steps is fixed, and so are the choices: the generator only spreads them.
-struct Walk<'a> {
-    items: &'a [Item],
-    floor: u64,
-    shelf: &'a mut Shelf,
-    order: Vec<u32>,
-    packing: Packing,
-    excess: u64,
-    state: u64,
-}
-
-impl Walk<'_> {
-    /// A number below `below`, which is not 0.
-    ///
-    /// # Source
-    /// Knuth's multiplier for linear congruential generators of 64 bits (MMIX).
-    fn draw(&mut self, below: usize) -> usize {
-        self.state = self
-            .state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.state >> 33) % below as u64) as usize
-    }
-
-    /// Bytes over the floor, over all items.
-    fn excess(&self, packing: &Packing) -> u64 {
-        let ends =
-            self.items.iter().zip(&packing.offsets).map(|(item, offset)| offset + item.bytes);
-        ends.map(|end| end.saturating_sub(self.floor)).sum()
-    }
-
-    /// Positions in the order of what sticks out.
-    fn sticking_out(&self) -> Vec<usize> {
-        let out = |item: u32| {
-            let item = item as usize;
-            self.packing.offsets[item] + self.items[item].bytes > self.floor
-        };
-        (0..self.order.len()).filter(|at| out(self.order[*at])).collect()
-    }
-
-    fn step(&mut self, next: &mut Vec<u32>, trial: &mut Packing) -> bool {
-        let out = self.sticking_out();
-        let from = out[self.draw(out.len())];
-        let to = self.draw(from + 1);
-        next.clone_from(&self.order);
-        next[to..=from].rotate_right(1);
-        if self.draw(3) == 0 {
-            self.swap_beside(next, from);
-        }
-        trial.peak = self.packing.peak.saturating_add(1);
-        if !self.shelf.place(self.items, next, trial) {
-            return false;
-        }
-        let excess = self.excess(trial);
-        let is_better = (trial.peak, excess) < (self.packing.peak, self.excess);
-        if (trial.peak, excess) <= (self.packing.peak, self.excess) {
-            std::mem::swap(&mut self.order, next);
-            std::mem::swap(&mut self.packing, trial);
-            self.excess = excess;
-        }
-        is_better
-    }
-
-    /// Lets something that is alive beside the item at `of` go to another place in the order.
-    fn swap_beside(&mut self, order: &mut [u32], of: usize) {
-        let item = self.items[order[of] as usize];
-        let beside: Vec<usize> = (0..order.len())
-            .filter(|at| {
-                let other = &self.items[order[*at] as usize];
-                [item.span, item.tail].iter().any(|a| meet(*a, other.span) || meet(*a, other.tail))
-            })
-            .collect();
-        let (a, b) = (beside[self.draw(beside.len())], beside[self.draw(beside.len())]);
-        order[a.min(b)..=a.max(b)].rotate_right(1);
-    }
-
-    fn shake(&mut self) {
-        let out = self.sticking_out();
-        let mut order = std::mem::take(&mut self.order);
-        for _ in 0..5 {
-            let of = out[self.draw(out.len())];
-            self.swap_beside(&mut order, of);
-        }
-        self.packing.peak = u64::MAX;
-        self.shelf.place(self.items, &order, &mut self.packing);
-        self.order = order;
-        self.excess = self.excess(&self.packing);
-    }
-
-    fn run(mut self, enough: u64, rounds: u64, best: &mut Packing) {
-        let (mut next, mut trial) = (Vec::new(), self.packing.clone());
-        let mut idle = 0;
-        for _ in 0..rounds {
-            if idle > PATIENCE {
-                idle = 0;
-                self.shake();
-            } else if self.step(&mut next, &mut trial) {
-                idle = 0;
-            } else {
-                idle += 1;
-            }
-            if self.packing.peak < best.peak {
-                best.clone_from(&self.packing);
-                if best.peak <= enough {
-                    return;
-                }
-            }
-        }
-    }
 }
 
 /// Orders to place items in; ties go by span, then by index, so that each is total.
@@ -308,23 +194,23 @@ const BUCKET_OPS: u32 = 16;
 ///
 /// Most items live for a few ops of a thousand, so that a look at their own stretch of time is a look at little.
 #[derive(Debug)]
-struct Shelf {
+pub(crate) struct Shelf {
     buckets: Vec<Vec<Placed>>,
     /// Room for the next result.
     offsets: Vec<u64>,
 }
 
-fn meet(a: Span, b: Span) -> bool {
+pub(crate) fn meet(a: Span, b: Span) -> bool {
     a.0 <= b.1 && b.0 <= a.1
 }
 
 impl Shelf {
-    fn new(ops: usize) -> Self {
+    pub(crate) fn new(ops: usize) -> Self {
         Self { buckets: vec![Vec::new(); ops / BUCKET_OPS as usize + 1], offsets: Vec::new() }
     }
 
     /// Places items in `order` at the lowest offsets that are free; gives the result, and true, if it beats `best`.
-    fn place(&mut self, items: &[Item], order: &[u32], best: &mut Packing) -> bool {
+    pub(crate) fn place(&mut self, items: &[Item], order: &[u32], best: &mut Packing) -> bool {
         self.buckets.iter_mut().for_each(Vec::clear);
         let mut offsets = std::mem::take(&mut self.offsets);
         offsets.resize(items.len(), 0);
@@ -354,6 +240,10 @@ impl Shelf {
     /// The lowest offset at which nothing is in the way: raised from bucket to bucket until none raises it.
     fn lowest(&self, item: &Item) -> u64 {
         let mut offset = 0;
+        let (first, last) = item.span;
+        if first / BUCKET_OPS == last / BUCKET_OPS && item.tail == NEVER {
+            return raise(&self.buckets[(first / BUCKET_OPS) as usize], item, offset);
+        }
         let mut calm = 0;
         let count = buckets(item).count();
         for bucket in buckets(item).cycle() {

@@ -19,8 +19,8 @@ const VERSION: u32 = 1;
 pub(crate) struct Draft {
     pub(crate) schedule: Schedule,
     pub(crate) packing: Packing,
-    /// Judged seconds of the run.
-    pub(crate) seconds: f64,
+    /// Judged cost of the run, in seconds.
+    pub(crate) cost: f64,
 }
 
 /// What a plan repeats of its request.

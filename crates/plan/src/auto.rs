@@ -18,19 +18,26 @@ use crate::named;
 use crate::residency::{self, Residents};
 use crate::schedule::{Items, Schedule, resident, streamed, uses};
 use crate::simulate::walk;
+use crate::types::CopyEntry;
 use crate::units::{Cut, caps};
 
-/// Points that are placed, of all that are judged.
+/// Points that are placed, of all that are judged: the best, or all where it costs next to nothing.
 const PLACED_MOST: usize = 4;
+
+/// Items of a graph of which all points are placed.
+const ITEMS_FEW: usize = 300;
 
 /// Points of which it is tried; some have live bytes under the line but no offsets.
 const TRIED_MOST: usize = 12;
 
-/// A point that promises less than a thousandth is not placed.
-const GAIN_LEAST: f64 = 1.001;
+/// A point that promises less than this is not placed.
+const GAIN_LEAST: f64 = 1.000_2;
 
 /// Steps of a loop that are walked to judge a point; more are more of the last.
 const STEPS_JUDGED: u32 = 4;
+
+/// What a second of copying costs beside the seconds that the run takes.
+const BUS_SHARE: f64 = 0.0005;
 
 /// Budgets that are tried for one point.
 const SETTLE_TRIES: u32 = 5;
@@ -84,8 +91,8 @@ struct Way {
 struct Point {
     way: usize,
     kind: Kind,
-    /// Judged seconds of the run.
-    seconds: f64,
+    /// Judged cost of the run.
+    cost: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +116,7 @@ pub(crate) fn search<'g>(
     if packing.peak > line {
         return None;
     }
+    let is_small = packing.offsets.len() <= ITEMS_FEW;
     let mut best = draft(facts, items, fallback, packing);
     let ways: Vec<Way> = caps(facts)
         .into_iter()
@@ -119,16 +127,17 @@ pub(crate) fn search<'g>(
         })
         .collect();
     let mut points = points(facts, &ways, line, prefetch);
-    points.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    points.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     let mut placed = 0;
-    for point in points.iter().take(TRIED_MOST) {
-        if placed == PLACED_MOST || best.seconds <= point.seconds * GAIN_LEAST {
+    let placed_most = if is_small { points.len() } else { PLACED_MOST };
+    for point in points.iter().take(TRIED_MOST.max(placed_most)) {
+        if placed == placed_most || best.cost <= point.cost * GAIN_LEAST {
             break;
         }
         let way = &ways[point.way];
         let Some(draft) = settle(facts, way, items, line, prefetch, point.kind) else { continue };
         placed += 1;
-        if draft.seconds < best.seconds {
+        if draft.cost < best.cost {
             best = draft;
         }
     }
@@ -147,8 +156,8 @@ fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Poi
             std::iter::once(Kind::Apart).chain(slots.iter().map(|slots| Kind::Slots(*slots)));
         for kind in kinds {
             let Some(schedule) = at(facts, &ways[way], line, prefetch, kind) else { continue };
-            let seconds = judge(facts, &schedule);
-            points.push(Point { way, kind, seconds });
+            let cost = judge(facts, &schedule);
+            points.push(Point { way, kind, cost });
         }
     }
     points
@@ -173,19 +182,24 @@ fn at(facts: &Facts<'_>, way: &Way, budget: u64, prefetch: bool, kind: Kind) -> 
     Some(schedule)
 }
 
-/// Seconds of a run by the edges that a schedule's spans promise.
+/// Cost of a run by the edges that a schedule's spans promise.
 fn judge(facts: &Facts<'_>, schedule: &Schedule) -> f64 {
-    seconds(facts, schedule, &lanes(facts, schedule, None, STEPS_JUDGED))
+    cost(facts, schedule, &lanes(facts, schedule, None, STEPS_JUDGED))
 }
 
-/// Seconds of a run whose loops are cut short to [`STEPS_JUDGED`]: the missing steps are as the last.
-fn seconds(facts: &Facts<'_>, schedule: &Schedule, lanes: &Lanes) -> f64 {
+/// Seconds of a run, and a little for the bus: of two runs that take the same time the one that copies less is better.
+///
+/// Loops are cut short to [`STEPS_JUDGED`] steps; the missing ones are as the last.
+fn cost(facts: &Facts<'_>, schedule: &Schedule, lanes: &Lanes) -> f64 {
     let cut = &schedule.cut;
     let copy_seconds: Vec<f64> =
         schedule.holds.iter().map(|hold| cut.units[hold.unit as usize].seconds).collect();
     let visit_seconds: Vec<f64> = cut.visits.iter().map(|visit| visit.seconds).collect();
     let timeline = walk(&lanes.copies, &lanes.computes, &copy_seconds, &visit_seconds);
-    let mut total = timeline.seconds_total;
+    let busy = |copies: &[CopyEntry]| -> f64 {
+        copies.iter().map(|copy| copy_seconds[copy.load as usize]).sum()
+    };
+    let mut total = timeline.seconds_total + BUS_SHARE * busy(&lanes.copies);
     let mut at = 0usize;
     for (index, phase) in facts.phases.iter().enumerate() {
         let length = cut.visits_of(index).len();
@@ -193,7 +207,10 @@ fn seconds(facts: &Facts<'_>, schedule: &Schedule, lanes: &Lanes) -> f64 {
         at += length * walked;
         if phase.repeat > STEPS_JUDGED {
             let step = timeline.computes[at - 1].1 - timeline.computes[at - 1 - length].1;
-            total += step * f64::from(phase.repeat - STEPS_JUDGED);
+            let last = lanes.copies.iter().rposition(|copy| copy.step == Some(STEPS_JUDGED - 1));
+            let first = lanes.copies.iter().position(|copy| copy.step == Some(STEPS_JUDGED - 1));
+            let copies = first.zip(last).map_or(0.0, |(a, b)| busy(&lanes.copies[a..=b]));
+            total += (step + BUS_SHARE * copies) * f64::from(phase.repeat - STEPS_JUDGED);
         }
     }
     total
@@ -226,6 +243,6 @@ fn draft(facts: &Facts<'_>, items: &Items, schedule: Schedule, packing: Packing)
     let all = items.with_holds(&schedule);
     let places = Some((all.as_slice(), packing.offsets.as_slice(), items.first_hold()));
     let lanes = lanes(facts, &schedule, places, STEPS_JUDGED);
-    let seconds = seconds(facts, &schedule, &lanes);
-    Draft { schedule, packing, seconds }
+    let cost = cost(facts, &schedule, &lanes);
+    Draft { schedule, packing, cost }
 }

@@ -8,7 +8,7 @@
 //! | `facts` | sizes and times, asked once and checked once |
 //! | `units` | how weights are cut into pieces that are copied as one |
 //! | `named`, `auto` (`residency`, `lookahead`) | which piece is held when: the strategies |
-//! | `arena` | where everything lies |
+//! | `arena`, `walk` | where everything lies |
 //! | `edges` | what each copy and each visit waits for |
 //! | `simulate` | how long it all takes |
 //! | `assemble`, `id` | the plan as data, and its name |
@@ -46,6 +46,7 @@ mod simulate;
 pub mod testing;
 mod types;
 mod units;
+mod walk;
 
 pub use bound::lower_bound;
 pub use error::{Advice, PeakAt, PlanError};

@@ -88,7 +88,7 @@ impl Planner<'_, '_> {
         let schedule = self.leanest(offload);
         let packing = self.pack(&schedule, line);
         if packing.peak <= line {
-            Ok(Draft { schedule, packing, seconds: 0.0 })
+            Ok(Draft { schedule, packing, cost: 0.0 })
         } else {
             Err(self.infeasible(offload, line))
         }
