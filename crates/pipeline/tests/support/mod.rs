@@ -12,41 +12,41 @@ use plimsoll_weights::{Header, WeightDType};
 use serde_json::Value;
 
 /// A path in the repository.
-pub fn repository(relative: &str) -> PathBuf {
+pub(crate) fn repository(relative: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(relative)
 }
 
 /// The demo model.
-pub fn demo() -> Assembled {
+pub(crate) fn demo() -> Assembled {
     Assembled::open_folder(repository("demo/model")).unwrap()
 }
 
 /// A prompt with the demo's guidance.
-pub fn prompt(text: &str, seed: u64) -> Prompt {
+pub(crate) fn prompt(text: &str, seed: u64) -> Prompt {
     Prompt { text: text.to_owned(), seed, guidance: 0.0, noise: NoiseSource::F32 }
 }
 
 /// A run of the demo model.
-pub fn demo_run(steps: u32, samples: u32, dtype: DType) -> FluxRun {
+pub(crate) fn demo_run(steps: u32, samples: u32, dtype: DType) -> FluxRun {
     FluxRun { width: 128, height: 128, steps, samples, text_tokens: 32, dtype, hoist: true }
 }
 
 /// A case file of the golden data.
-pub struct Case {
-    pub json: Value,
+pub(crate) struct Case {
+    pub(crate) json: Value,
 }
 
 impl Case {
-    pub fn read(relative: &str) -> Self {
+    pub(crate) fn read(relative: &str) -> Self {
         let text = std::fs::read_to_string(repository(relative)).unwrap();
         Self { json: serde_json::from_str(&text).unwrap() }
     }
 
-    pub fn number(&self, key: &str) -> u64 {
+    pub(crate) fn number(&self, key: &str) -> u64 {
         self.json[key].as_u64().unwrap()
     }
 
-    pub fn run(&self, dtype: DType) -> FluxRun {
+    pub(crate) fn run(&self, dtype: DType) -> FluxRun {
         FluxRun {
             width: self.number("width"),
             height: self.number("height"),
@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    pub fn prompt(&self) -> Prompt {
+    pub(crate) fn prompt(&self) -> Prompt {
         Prompt {
             text: self.json["prompt"].as_str().unwrap().to_owned(),
             seed: self.number("seed"),
@@ -69,10 +69,10 @@ impl Case {
 }
 
 /// The tensors of a small safetensors file, f32 and u8 widened to f32.
-pub struct Tensors(BTreeMap<String, (Vec<u64>, Vec<f32>)>);
+pub(crate) struct Tensors(BTreeMap<String, (Vec<u64>, Vec<f32>)>);
 
 impl Tensors {
-    pub fn read(relative: &str) -> Self {
+    pub(crate) fn read(relative: &str) -> Self {
         let bytes = std::fs::read(repository(relative)).unwrap();
         let header = Header::of_bytes(&bytes).unwrap();
         let mut tensors = BTreeMap::new();
@@ -93,16 +93,16 @@ impl Tensors {
         Self(tensors)
     }
 
-    pub fn get(&self, name: &str) -> &[f32] {
+    pub(crate) fn get(&self, name: &str) -> &[f32] {
         &self.0.get(name).unwrap_or_else(|| panic!("no tensor {name}")).1
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
     /// `[C, h, w]` as `[h * w, C]`.
-    pub fn pixels(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn pixels(&self, name: &str) -> Vec<f32> {
         let (shape, values) = &self.0[name];
         let channels = usize::try_from(shape[0]).unwrap();
         let pixels = values.len() / channels;
@@ -113,7 +113,7 @@ impl Tensors {
 }
 
 /// Relative L2 error in f64; infinite where the lengths differ or a value is not finite.
-pub fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     if found.len() != expected.len() || found.iter().any(|value| !value.is_finite()) {
         return f64::INFINITY;
     }
