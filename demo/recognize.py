@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the demo model draw what it is asked for? The share of pictures whose nearest true picture is the right one.
 
-    recognize.py emoji128.zip --bin target/release/plimsoll     drives the binary
+    recognize.py emoji128.zip --bin target/release/plimsoll [-- MORE OPTIONS OF generate]
     recognize.py emoji128.zip --pictures FOLDER                 FOLDER/NNNNN.png, drawn elsewhere (see --list)
     recognize.py emoji128.zip --diffusers                       draws with diffusers (tools/golden/requirements.txt)
     recognize.py emoji128.zip --list                            prints what to draw: number, seed, caption
@@ -148,8 +148,10 @@ def main() -> None:
     source.add_argument("--write-test", action="store_true")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of --diffusers")
-    parser.add_argument("bin_options", nargs="*", metavar="-- OPTION", help="more options for the binary, after --")
-    options = parser.parse_args()
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:cut])
+    options.bin_options = arguments[cut + 1:]
     records, gallery = read_archive(options.archive)
     numbers = select(records)
     if options.list:

@@ -7,6 +7,8 @@ Both draw `ice cream, 3d rendered emoji` at 128x128 in 8 steps, seed 0, with the
 diffusers stays in this process and is warmed up by two pictures; plimsoll is started anew each round and gives
 `measured.seconds_total` of its JSON, which leaves out loading (its first picture is its only one: no warm-up).
 Rounds alternate, and which goes first alternates too, so that a neighbour on the machine hurts both alike.
+The machine must be idle: torch's OpenMP threads wait for each other by spinning, and beside other work diffusers takes ten
+and more times as long (5 s for 0.3 s, seen with a load of 5 on 2 processors), which would flatter plimsoll.
 Prints every round, the medians and plimsoll / diffusers. Without --bin only diffusers is timed, with its parts.
 """
 import argparse
@@ -107,13 +109,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
+    parser.add_argument("--even-if-busy", action="store_true", help="to try the tool out; such figures are worth nothing")
     parser.add_argument("bin_options", nargs="*", metavar="-- OPTION", help="more options for the binary, after --")
     options = parser.parse_args()
 
     load = os.getloadavg()[0]
     print(f"{processor()}, {os.cpu_count()} processors, {options.threads} threads, {options.dtype}, load before the run {load:.2f}")
-    if load > 0.5:
-        print("the machine is busy: absolute times mean little, the ratio a little more")
+    if load > 0.5 and not options.even_if_busy:
+        raise SystemExit("the machine is busy (load above 0.5): no comparison is fair here. --even-if-busy runs all the same")
     sides = {"diffusers": Diffusers(options.model, options.dtype, options.threads)}
     if options.bin:
         sides["plimsoll"] = Plimsoll(options.bin, options.model, options.dtype, options.threads, options.bin_options)
