@@ -16,7 +16,7 @@ use crate::lookahead;
 use crate::machine::Machine;
 use crate::named;
 use crate::residency::{self, Residents};
-use crate::schedule::{Items, Schedule, resident, streamed, uses};
+use crate::schedule::{Begin, Items, Schedule, resident, streamed, uses};
 use crate::simulate::walk;
 use crate::types::CopyEntry;
 use crate::units::{Cut, caps};
@@ -44,6 +44,9 @@ const SETTLE_TRIES: u32 = 5;
 
 /// Slots that are tried: streamed units in flight.
 const SLOTS: [u64; 3] = [1, 2, 3];
+
+/// Groups that are tried: blocks in one.
+const GROUPS: [u32; 3] = [1, 2, 4];
 
 /// The schedule of the smallest line: leaves, each held only while it is read.
 pub(crate) fn smallest(facts: &Facts<'_>, machine: &dyn Machine, prefetch: bool) -> Schedule {
@@ -74,7 +77,7 @@ fn schedule(
     }
     if !prefetch {
         for (hold, _) in &mut holds {
-            hold.begin = crate::schedule::Begin::Visit { visit: hold.first, wraps: false };
+            hold.begin = Begin::Visit { visit: hold.first, wraps: false };
         }
     }
     Schedule::new(cut.clone(), holds, !prefetch)
@@ -101,6 +104,8 @@ enum Kind {
     Apart,
     /// Room for so many streamed units.
     Slots(u64),
+    /// Groups of so many units, as the strategy of that name has them.
+    Group(u32),
 }
 
 /// The fastest plan under `line` that is found; `None` where not even the smallest fits.
@@ -152,9 +157,11 @@ fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Poi
         if ways[..way].iter().any(|other| other.cut.units.len() == cut.units.len()) {
             continue;
         }
-        let kinds =
-            std::iter::once(Kind::Apart).chain(slots.iter().map(|slots| Kind::Slots(*slots)));
-        for kind in kinds {
+        let slots = slots.iter().map(|slots| Kind::Slots(*slots));
+        // Of blocks only: of leaves, groups are blocks.
+        let groups = GROUPS.iter().take(if way == 0 { GROUPS.len() } else { 0 });
+        let groups = groups.map(|blocks| Kind::Group(*blocks));
+        for kind in std::iter::once(Kind::Apart).chain(slots).chain(groups) {
             let Some(schedule) = at(facts, &ways[way], line, prefetch, kind) else { continue };
             let cost = judge(facts, &schedule);
             points.push(Point { way, kind, cost });
@@ -167,6 +174,13 @@ fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Poi
 fn at(facts: &Facts<'_>, way: &Way, budget: u64, prefetch: bool, kind: Kind) -> Option<Schedule> {
     let mut schedule = match kind {
         Kind::Apart => named::none(facts, way.cut.clone(), prefetch),
+        Kind::Group(blocks) => {
+            let mut schedule = named::group(facts, way.cut.clone(), blocks, prefetch);
+            for hold in schedule.holds.iter_mut().filter(|_| prefetch) {
+                hold.begin = Begin::Free;
+            }
+            schedule
+        }
         Kind::Slots(slots) => {
             let residents = residency::choose(facts, &way.cut, &way.uses, budget, slots);
             schedule(facts, &way.cut, &way.uses, &residents, prefetch)
@@ -226,10 +240,16 @@ fn settle(
     kind: Kind,
 ) -> Option<Draft> {
     let mut budget = line;
-    let tries = if matches!(kind, Kind::Apart) { 1 } else { SETTLE_TRIES };
+    // Only slots have something to give up.
+    let tries = if matches!(kind, Kind::Slots(_)) { SETTLE_TRIES } else { 1 };
     for _ in 0..tries {
         let schedule = at(facts, way, budget, prefetch, kind)?;
-        let packing = items.pack(facts, &schedule, line, Effort::Quick);
+        let effort = if tries == 1 && items.items.len() <= ITEMS_FEW {
+            Effort::Thorough
+        } else {
+            Effort::Quick
+        };
+        let packing = items.pack(facts, &schedule, line, effort);
         if packing.peak <= line {
             return Some(draft(facts, items, schedule, packing));
         }

@@ -87,13 +87,7 @@ pub(crate) fn sequential(facts: &Facts<'_>, machine: &dyn Machine) -> Schedule {
 /// `blocks` blocks at a time; with prefetch the next group's copies begin when the present group's visits do.
 ///
 /// Groups do not reach over the end of a phase, but in a loop the first group follows the last.
-pub(crate) fn group(
-    facts: &Facts<'_>,
-    machine: &dyn Machine,
-    blocks: u32,
-    prefetch: bool,
-) -> Schedule {
-    let cut = Rc::new(Cut::new(facts, machine, u64::MAX));
+pub(crate) fn group(facts: &Facts<'_>, cut: Rc<Cut>, blocks: u32, prefetch: bool) -> Schedule {
     let uses = uses(&cut);
     let mut holds = Vec::new();
     for (index, phase) in facts.phases.iter().enumerate() {

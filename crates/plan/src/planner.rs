@@ -69,14 +69,13 @@ impl Planner<'_, '_> {
     /// The schedule that decides whether a strategy fits under a line.
     fn leanest(&self, offload: Offload) -> Schedule {
         let Self { facts, machine, .. } = *self;
+        let blocks = || Cut::new(facts, machine, u64::MAX).into();
         match offload {
             Offload::Auto => auto::smallest(facts, machine, self.prefetch),
-            Offload::None => {
-                named::none(facts, Cut::new(facts, machine, u64::MAX).into(), self.prefetch)
-            }
+            Offload::None => named::none(facts, blocks(), self.prefetch),
             Offload::Model => named::model(facts, machine),
             Offload::Sequential => named::sequential(facts, machine),
-            Offload::Group { blocks } => named::group(facts, machine, blocks, self.prefetch),
+            Offload::Group { blocks: n } => named::group(facts, blocks(), n, self.prefetch),
         }
     }
 
