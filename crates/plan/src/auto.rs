@@ -43,7 +43,7 @@ const BUS_SHARE: f64 = 0.0005;
 const SETTLE_TRIES: u32 = 5;
 
 /// Slots that are tried: streamed units in flight.
-const SLOTS: [u64; 3] = [1, 2, 3];
+const SLOTS: [u64; 4] = [1, 2, 3, 6];
 
 /// Groups that are tried: blocks in one.
 const GROUPS: [u32; 3] = [1, 2, 4];
@@ -106,6 +106,8 @@ enum Kind {
     Slots(u64),
     /// Groups of so many units, as the strategy of that name has them.
     Group(u32),
+    /// One component at a time, as the strategy of that name has them.
+    Model,
 }
 
 /// The fastest plan under `line` that is found; `None` where not even the smallest fits.
@@ -159,9 +161,9 @@ fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Poi
         }
         let slots = slots.iter().map(|slots| Kind::Slots(*slots));
         // Of blocks only: of leaves, groups are blocks.
-        let groups = GROUPS.iter().take(if way == 0 { GROUPS.len() } else { 0 });
-        let groups = groups.map(|blocks| Kind::Group(*blocks));
-        for kind in std::iter::once(Kind::Apart).chain(slots).chain(groups) {
+        let named = GROUPS.iter().map(|blocks| Kind::Group(*blocks)).chain([Kind::Model]);
+        let named = named.filter(|_| way == 0);
+        for kind in std::iter::once(Kind::Apart).chain(slots).chain(named) {
             let Some(schedule) = at(facts, &ways[way], line, prefetch, kind) else { continue };
             let cost = judge(facts, &schedule);
             points.push(Point { way, kind, cost });
@@ -174,18 +176,19 @@ fn points(facts: &Facts<'_>, ways: &[Way], line: u64, prefetch: bool) -> Vec<Poi
 fn at(facts: &Facts<'_>, way: &Way, budget: u64, prefetch: bool, kind: Kind) -> Option<Schedule> {
     let mut schedule = match kind {
         Kind::Apart => named::none(facts, way.cut.clone(), prefetch),
-        Kind::Group(blocks) => {
-            let mut schedule = named::group(facts, way.cut.clone(), blocks, prefetch);
-            for hold in schedule.holds.iter_mut().filter(|_| prefetch) {
-                hold.begin = Begin::Free;
-            }
-            schedule
-        }
+        Kind::Group(blocks) => named::group(facts, way.cut.clone(), blocks, prefetch),
+        Kind::Model => named::model(facts, way.cut.clone()),
         Kind::Slots(slots) => {
             let residents = residency::choose(facts, &way.cut, &way.uses, budget, slots);
             schedule(facts, &way.cut, &way.uses, &residents, prefetch)
         }
     };
+    if prefetch {
+        schedule.waits_for_queue = false;
+        for hold in &mut schedule.holds {
+            hold.begin = Begin::Free;
+        }
+    }
     let fullest = lookahead::fullness(facts, &schedule).into_iter().max().unwrap_or(0);
     if fullest > budget {
         return None;
@@ -244,7 +247,7 @@ fn settle(
     let tries = if matches!(kind, Kind::Slots(_)) { SETTLE_TRIES } else { 1 };
     for _ in 0..tries {
         let schedule = at(facts, way, budget, prefetch, kind)?;
-        let effort = if tries == 1 && items.items.len() <= ITEMS_FEW {
+        let effort = if tries == 1 && items.items.len() <= 2 * ITEMS_FEW {
             Effort::Thorough
         } else {
             Effort::Quick

@@ -30,8 +30,7 @@ pub(crate) fn none(facts: &Facts<'_>, cut: Rc<Cut>, prefetch: bool) -> Schedule 
 
 /// One component at a time: all of its weights come before its first visit and stay until its last, over
 /// consecutive phases (hoist and denoise). Components whose visits interleave are held together.
-pub(crate) fn model(facts: &Facts<'_>, machine: &dyn Machine) -> Schedule {
-    let cut = Rc::new(Cut::new(facts, machine, u64::MAX));
+pub(crate) fn model(facts: &Facts<'_>, cut: Rc<Cut>) -> Schedule {
     let component = |unit: u32| {
         let block = cut.units[unit as usize].block;
         facts.graph.blocks[block as usize].component.index()

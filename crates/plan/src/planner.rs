@@ -73,7 +73,7 @@ impl Planner<'_, '_> {
         match offload {
             Offload::Auto => auto::smallest(facts, machine, self.prefetch),
             Offload::None => named::none(facts, blocks(), self.prefetch),
-            Offload::Model => named::model(facts, machine),
+            Offload::Model => named::model(facts, blocks()),
             Offload::Sequential => named::sequential(facts, machine),
             Offload::Group { blocks: n } => named::group(facts, blocks(), n, self.prefetch),
         }
