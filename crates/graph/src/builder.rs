@@ -7,9 +7,8 @@ use crate::graph::{
     Block, BlockId, Component, ComponentId, Dependence, Input, InputId, Output, OutputId, Part,
     PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Weight, WeightId,
 };
-use crate::lower::{self, LowerOptions};
 use crate::op::{Activation, Norm, Op, OpKind, RelativeBias, Residual};
-use crate::{DType, Graph, GraphError};
+use crate::{DType, GraphError};
 
 /// A rectangle of a traced tensor: what ops read and write.
 pub type Value = View;
@@ -34,7 +33,7 @@ pub struct Builder<'a> {
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Vec<Output>,
     pub(crate) phases: Vec<PhaseSpec>,
-    problem: Option<GraphError>,
+    pub(crate) problem: Option<GraphError>,
 }
 
 impl View {
@@ -460,17 +459,6 @@ impl<'a> Builder<'a> {
         let out = self.buffer(name, rows, cols, dtype, dependence);
         self.push(name, OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out });
         out
-    }
-
-    /// Lowers the trace; see [`LowerOptions`].
-    ///
-    /// # Errors
-    /// What the trace did wrong first: structure, sizes, shapes, reads before writes.
-    pub fn finish(self, options: &LowerOptions) -> Result<Graph, GraphError> {
-        if let Some(problem) = self.problem {
-            return Err(problem);
-        }
-        lower::lower(self, options)
     }
 }
 

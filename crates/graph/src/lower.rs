@@ -37,7 +37,20 @@ struct Lowering {
     is_table: Vec<bool>,
 }
 
-pub(crate) fn lower(trace: Builder<'_>, options: &LowerOptions) -> Result<Graph, GraphError> {
+impl Builder<'_> {
+    /// Lowers the trace to the graph of a run.
+    ///
+    /// # Errors
+    /// What the trace did wrong first: structure, sizes, shapes, reads before writes.
+    pub fn finish(mut self, options: &LowerOptions) -> Result<Graph, GraphError> {
+        match self.problem.take() {
+            Some(problem) => Err(problem),
+            None => lower(self, options),
+        }
+    }
+}
+
+fn lower(trace: Builder<'_>, options: &LowerOptions) -> Result<Graph, GraphError> {
     if options.steps == 0 || options.samples == 0 {
         return Err(GraphError::Structure { what: "a run of no steps or no samples".to_owned() });
     }

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::canonical::{Entries, insert};
 use crate::catalog::Entry;
+use crate::entries::{Entries, insert};
 use crate::error::WeightsError;
 
 /// Layers outside the blocks.

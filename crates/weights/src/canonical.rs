@@ -4,35 +4,16 @@
 //! `text_model.`, T5's one embedding under either of two names or both, and the attention of old
 //! VAEs has other names and shapes. All of that ends here; graphs know one name for each tensor.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::bfl;
 use crate::catalog::{Blob, Catalog, Entry, Piece};
+use crate::entries::{Entries, insert};
 use crate::error::WeightsError;
 use crate::header::Tensor;
 use crate::layout::{Architecture, Layout};
 use crate::recognise::Recognised;
 use crate::source::refuse_layout;
-
-/// Tensors by name.
-pub(crate) type Entries = BTreeMap<String, Entry>;
-
-/// Adds `entry`, which the files call `source`; refuses a second one of the same canonical name.
-pub(crate) fn insert(
-    entries: &mut Entries,
-    canonical: String,
-    entry: Entry,
-    source: &str,
-    path: &Path,
-) -> Result<(), WeightsError> {
-    if entries.contains_key(&canonical) {
-        let (path, tensor) = (path.to_owned(), source.to_owned());
-        return Err(WeightsError::Twice { path, tensor, canonical });
-    }
-    entries.insert(canonical, entry);
-    Ok(())
-}
 
 /// Builds the catalog of a component from the tensors of its files, or refuses what they are.
 ///

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use crate::canonical;
 use crate::catalog::Blob;
-use crate::checkpoint::{model_index, open_folder, read_config, refuse_quantized};
+use crate::checkpoint::{model_index, open_folder};
+use crate::component::{read_config, refuse_quantized};
 use crate::error::WeightsError;
 use crate::gguf;
 use crate::header::Tensor;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::canonical;
 use crate::catalog::Catalog;
-use crate::checkpoint::{Component, read_config, refuse_quantized};
+use crate::component::{Component, read_config, refuse_quantized};
 use crate::error::WeightsError;
 use crate::layout::Architecture;
 use crate::shards::{self, Weights};
