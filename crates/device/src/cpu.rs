@@ -32,6 +32,7 @@ mod math;
 mod norm;
 mod parallel;
 mod simd;
+mod transpose;
 mod workspace;
 
 pub use machine::{CpuMachine, bound_workspace_bytes};

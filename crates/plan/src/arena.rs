@@ -45,7 +45,7 @@ pub(crate) struct Packing {
 /// How hard to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Two orders, and for small graphs some repairs: for a look.
+    /// Two orders.
     Quick,
     /// All orders, and repairs as many as the size allows: for the smallest line.
     Thorough,
@@ -53,12 +53,6 @@ pub(crate) enum Effort {
 
 /// Items that [`Effort::Thorough`] may place in all, some 30 ms.
 const PLACED_THOROUGH: u64 = 160_000;
-
-/// Items that [`Effort::Quick`] may place in all.
-const PLACED_QUICK: u64 = 4_000;
-
-/// Most items of which [`Effort::Quick`] repairs anything.
-const ITEMS_QUICK: usize = 800;
 
 /// Bytes alive at each op.
 pub(crate) fn live(items: &[Item], ops: usize) -> Vec<u64> {
@@ -93,21 +87,17 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
             return best;
         }
     }
-    let placed_most = match effort {
-        // Nothing where a round would cost much.
-        Effort::Quick if items.len() > ITEMS_QUICK => return best,
-        Effort::Quick => PLACED_QUICK,
-        Effort::Thorough => PLACED_THOROUGH,
-    };
-    improve(
-        items,
-        [floor, enough],
-        placed_most,
-        &fullest(items, &live),
-        &mut shelf,
-        &mut best,
-        &best_order,
-    );
+    if effort == Effort::Thorough {
+        improve(
+            items,
+            [floor, enough],
+            PLACED_THOROUGH,
+            &fullest(items, &live),
+            &mut shelf,
+            &mut best,
+            &best_order,
+        );
+    }
     best
 }
 

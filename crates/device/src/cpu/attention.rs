@@ -11,11 +11,12 @@ use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::linear::pack_lanes;
 use super::math::exp;
 use super::parallel::{Corner, Grid, for_each_strand, strands_for};
-use super::simd::{Block, SIDE, transposed, vectorised};
+use super::simd::{Isa, vectorised};
+use super::transpose::{Block, SIDE, transposed};
 
 /// Keys of a block; part of what decides the bits.
 const KEYS: usize = 64;
-/// Queries of a block.
+/// Queries of a block: one panel of lanes.
 const QUERIES: usize = 64;
 /// Operations that pay for handing over a task.
 const GRAIN: usize = 2_000_000;
@@ -111,17 +112,16 @@ impl Attention<'_> {
         let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
             vectorised(
                 #[inline(always)]
-                || {
+                |isa| {
                     let mut scratch = Scratch::new(&blocking, scratch);
                     for col in (0..part.cols()).step_by(blocking.head_dim) {
                         let head = (corner.col + col) / blocking.head_dim;
                         for row in (0..part.rows()).step_by(QUERIES) {
                             let count = QUERIES.min(part.rows() - row);
                             let queries = [corner.row + row, count];
-                            self.attend(&blocking, head, queries, &mut scratch);
+                            self.attend(isa, &blocking, head, queries, &mut scratch);
                             let stride = count.next_multiple_of(LANES);
-                            store(
-                                &scratch,
+                            store(isa, &scratch,
                                 stride,
                                 blocking.head_dim,
                                 [row, col, count],
@@ -139,6 +139,7 @@ impl Attention<'_> {
     #[inline(always)]
     fn attend(
         &self,
+        isa: Isa,
         blocking: &Blocking,
         head: usize,
         [first, count]: [usize; 2],
@@ -147,7 +148,7 @@ impl Attention<'_> {
         let head_dim = blocking.head_dim;
         let column = head * head_dim;
         let stride = count.next_multiple_of(LANES);
-        pack_lanes(&self.q, [first, column], [count, head_dim], scratch.queries, stride);
+        pack_lanes(isa, &self.q, [first, column], [count, head_dim], scratch.queries);
         scratch.highest[..stride].fill(f32::NEG_INFINITY);
         scratch.total[..stride].fill(0.0);
         let seen = if self.causal { (first + count).min(self.k.rows()) } else { self.k.rows() };
@@ -272,6 +273,7 @@ fn load_rows(
 /// `out[row + i][col + d] = sums[d][i] / total[i]`.
 #[inline(always)]
 fn store(
+    isa: Isa,
     scratch: &Scratch<'_>,
     stride: usize,
     head_dim: usize,
@@ -292,7 +294,7 @@ fn store(
                     *value = *sum * *inverse;
                 }
             }
-            for (at, line) in transposed(&block).iter().take(count - lane).enumerate() {
+            for (at, line) in transposed(isa, &block).iter().take(count - lane).enumerate() {
                 out.store(row + lane + at, col + d, &line[..width]);
             }
         }

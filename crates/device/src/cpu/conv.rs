@@ -3,6 +3,7 @@
 //! Pixels are the vector lanes. A tile is some rows of at most [`TILE_WIDTH`] result pixels; for some channels its
 //! input with a border of one pixel is laid out channel by channel (the band), where each of the nine taps is the same
 //! picture at another offset. So nothing is multiplied out into columns: nine products read the band in place.
+//! Lanes run on across the border from one row of the tile to the next; what falls on the border is not stored.
 
 use plimsoll_graph::Activation;
 
@@ -10,8 +11,11 @@ use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::parallel::{Corner, Grid, for_each_strand, strands_for};
-use super::simd::{Block, SIDE, transposed, vectorised};
+use super::simd::{Isa, vectorised};
+use super::transpose::{Block, SIDE, transposed};
 
+/// Lanes that are summed before the next tap: the most rows of any kernel.
+const PANEL: usize = 64;
 /// Input channels that are summed in one chain for a tap; part of what decides the bits.
 const CHANNELS: usize = 64;
 /// Pixels of a tile's row.
@@ -22,6 +26,8 @@ const TILE_PIXELS: usize = 256;
 const WEIGHT_ROWS: usize = 24;
 /// Taps of the kernel.
 const TAPS: usize = 9;
+/// Pixels of a strand at least: below, its weights cost more than its sums.
+const STRAND_PIXELS: usize = 128;
 /// Operations that pay for handing over a task.
 const GRAIN: usize = 3_000_000;
 
@@ -31,7 +37,7 @@ pub(crate) struct Blocking {
     grid: Grid,
     channels: usize,
     out_channels: usize,
-    /// Pixels of a tile's row, padded to whole lanes.
+    /// Pixels of a tile's row.
     width: usize,
     /// Rows of a tile.
     height: usize,
@@ -39,11 +45,15 @@ pub(crate) struct Blocking {
 
 impl Blocking {
     /// For a result of `height x width` pixels.
-    pub(crate) fn new([height, width]: [usize; 2], channels: usize, out_channels: usize) -> Self {
+    pub(crate) fn new(
+        [height, width]: [usize; 2],
+        channels: usize,
+        out_channels: usize,
+    ) -> Self {
         let work = 2 * height * width * channels * TAPS * out_channels;
-        let strands = strands_for(work, GRAIN).min(height);
+        let strands = strands_for(work, GRAIN).min(strands_for(height * width, STRAND_PIXELS));
         let grid = Grid::new([height * width, 1], [strands, 1], [width, 1]);
-        let tile_width = width.next_multiple_of(LANES).min(TILE_WIDTH);
+        let tile_width = width.min(TILE_WIDTH);
         let tile_height = (TILE_PIXELS / tile_width).min(grid.rows.div_ceil(width)).max(1);
         Self {
             grid,
@@ -54,14 +64,19 @@ impl Blocking {
         }
     }
 
-    /// Floats from one row of the band to the next: the border on both sides, in whole lanes.
-    fn band_width(&self) -> usize {
-        (self.width + 2).next_multiple_of(LANES)
+    /// Floats from one row of the band to the next: a tile's row and its border.
+    fn pitch(&self) -> usize {
+        self.width + 2
     }
 
-    /// Floats from one channel of the band to the next.
+    /// Floats from one channel of the sums to the next: all rows, and what whole lanes read past the last.
+    fn stride(&self) -> usize {
+        (self.height * self.pitch() + SIDE).next_multiple_of(LANES)
+    }
+
+    /// Floats from one channel of the band to the next: two more rows, and what the last tap reads past them.
     fn band_channel(&self) -> usize {
-        (self.height + 2) * self.band_width()
+        (self.stride() + 2 * self.pitch() + 2).next_multiple_of(LANES)
     }
 
     /// Floats of one strand: band, weights, sums.
@@ -69,7 +84,7 @@ impl Blocking {
         [
             self.channels * self.band_channel(),
             WEIGHT_ROWS * self.channels * TAPS,
-            self.out_channels * self.height * self.width,
+            self.out_channels * self.stride(),
         ]
     }
 
@@ -108,7 +123,7 @@ impl Conv<'_> {
         let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
             vectorised(
                 #[inline(always)]
-                || {
+                |isa| {
                     let (first, rows) = (corner.row / size[1], part.rows() / size[1]);
                     for y in (0..rows).step_by(blocking.height) {
                         for x in (0..size[1]).step_by(blocking.width) {
@@ -119,9 +134,8 @@ impl Conv<'_> {
                                     blocking.width.min(size[1] - x),
                                 ],
                             };
-                            let sums = self.sum_tile(&blocking, tile, scratch);
-                            store(
-                                &blocking,
+                            let sums = self.sum_tile(isa, &blocking, tile, scratch);
+                            store(isa, &blocking,
                                 &epilogue,
                                 tile,
                                 [size[1], corner.row],
@@ -137,36 +151,37 @@ impl Conv<'_> {
         for_each_strand(out, blocking.grid, scratch, &task);
     }
 
-    /// Sums of a tile, `[out channels][rows][lanes]`.
+    /// Sums of a tile, `[out channels][stride]`, a row every `pitch` lanes.
     #[inline(always)]
     fn sum_tile<'s>(
         &self,
+        isa: Isa,
         blocking: &Blocking,
         tile: Tile,
         scratch: &'s mut [f32],
     ) -> &'s mut [f32] {
         let [band, weights, sums] = blocking.parts();
         let (band, rest) = scratch.split_at_mut(band);
-        let (weights, sums) = (&mut rest[..weights + sums]).split_at_mut(weights);
-        let stride = blocking.height * blocking.width;
-        let lanes = tile.size[1].next_multiple_of(LANES);
+        let (weights, sums) = rest[..weights + sums].split_at_mut(weights);
+        let stride = blocking.stride();
+        let lanes = (tile.size[0] * blocking.pitch()).next_multiple_of(LANES).min(stride);
         for channel in (0..self.x.cols()).step_by(blocking.channels) {
             let channels = blocking.channels.min(self.x.cols() - channel);
-            self.fill_band(blocking, tile, [channel, channels], band);
+            self.fill_band(isa, blocking, tile, [channel, channels], band);
             let depth = channels * TAPS;
             for out_channel in (0..blocking.out_channels).step_by(WEIGHT_ROWS) {
                 let count = WEIGHT_ROWS.min(blocking.out_channels - out_channel);
                 for (at, line) in weights.chunks_exact_mut(depth).take(count).enumerate() {
                     self.weight.load(out_channel + at, channel * TAPS, line);
                 }
-                for y in 0..tile.size[0] {
-                    let target = &mut sums[out_channel * stride + y * blocking.width..];
+                for panel in (0..lanes).step_by(PANEL) {
                     for tap in 0..TAPS {
-                        let offset = (y + tap / 3) * blocking.band_width() + tap % 3;
-                        let store = if channel + tap == 0 { Store::Set(1.0) } else { Store::Add };
+                        let offset = panel + tap / 3 * blocking.pitch() + tap % 3;
+                        let store =
+                            if channel + tap == 0 { Store::Set(1.0) } else { Store::Add };
                         product(
-                            [lanes, count, channels],
-                            target,
+                            [PANEL.min(lanes - panel), count, channels],
+                            &mut sums[out_channel * stride + panel..],
                             stride,
                             Lhs { values: &band[offset..], stride: blocking.band_channel() },
                             Rhs { values: &weights[tap..], step: TAPS, stride: depth },
@@ -179,27 +194,36 @@ impl Conv<'_> {
         sums
     }
 
-    /// `band[c][y][x]` is channel `channel + c` of the enlarged input at the tile's corner less one pixel plus
-    /// `(y, x)`; zero outside of the picture.
+    /// `band[c][y * pitch + x]` is channel `channel + c` of the enlarged input at the tile's corner less one pixel
+    /// plus `(y, x)`; zero outside of the picture.
+    ///
+    /// Rows are laid from the first on in whole blocks; what a block leaves past its row the next row overwrites.
     #[inline(always)]
     fn fill_band(
         &self,
+        isa: Isa,
         blocking: &Blocking,
         tile: Tile,
         [channel, channels]: [usize; 2],
         band: &mut [f32],
     ) {
-        let (row_floats, channel_floats) = (blocking.band_width(), blocking.band_channel());
+        let (pitch, channel_floats) = (blocking.pitch(), blocking.band_channel());
         let [height, width] = [self.height * self.upscale, self.width * self.upscale];
+        let filled = (tile.size[0] + 2) * pitch;
+        for values in band.chunks_exact_mut(channel_floats).take(channels) {
+            // Lanes past the last row must be numbers: an old bit pattern may be one that is slow to multiply.
+            values[filled..].fill(0.0);
+        }
         for y in 0..tile.size[0] + 2 {
             // Rows and columns are counted from one before the picture, to stay in unsigned numbers.
             let row = tile.corner[0] + y;
             let is_row_inside = (1..=height).contains(&row);
-            for x in (0..row_floats).step_by(SIDE) {
+            for x in (0..pitch).step_by(SIDE) {
+                let across = SIDE.min(pitch - x);
                 for c in (0..channels).step_by(SIDE) {
                     let count = SIDE.min(channels - c);
                     let mut block: Block = [[0.0; SIDE]; SIDE];
-                    for (at, line) in block.iter_mut().enumerate() {
+                    for (at, line) in block.iter_mut().take(across).enumerate() {
                         let col = tile.corner[1] + x + at;
                         if is_row_inside && (1..=width).contains(&col) {
                             let source_row = (row - 1) / self.upscale;
@@ -212,8 +236,8 @@ impl Conv<'_> {
                             }
                         }
                     }
-                    for (at, line) in transposed(&block).iter().take(count).enumerate() {
-                        let start = (c + at) * channel_floats + y * row_floats + x;
+                    for (at, line) in transposed(isa, &block).iter().take(count).enumerate() {
+                        let start = (c + at) * channel_floats + y * pitch + x;
                         band[start..start + SIDE].copy_from_slice(line);
                     }
                 }
@@ -234,6 +258,7 @@ struct Tile {
 /// Finishes a tile's rows one by one.
 #[inline(always)]
 fn store(
+    isa: Isa,
     blocking: &Blocking,
     epilogue: &Epilogue<'_>,
     tile: Tile,
@@ -248,7 +273,6 @@ fn store(
             part: [pixel - first_pixel, 0],
             size: [tile.size[1], blocking.out_channels],
         };
-        let stride = blocking.height * blocking.width;
-        epilogue.store(&sums[y * blocking.width..], stride, place, out);
+        epilogue.store(isa, &sums[y * blocking.pitch()..], blocking.stride(), place, out);
     }
 }

@@ -53,7 +53,7 @@ fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64
     }
     vectorised(
         #[inline(always)]
-        || {
+        |_| {
             let mut target = target;
             let width = if source_dtype == HostDType::F32 { 4 } else { 2 };
             let mut values = [0.0f32; CAST];

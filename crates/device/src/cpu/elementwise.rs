@@ -13,20 +13,22 @@ const CHUNK: usize = 512;
 /// Elements that pay for handing over a task.
 pub(crate) const GRAIN: usize = 48 * 1024;
 
-/// `out[row, col ..] = chunk`, where `fill(row, col, chunk)` computes the chunk.
+/// `out[row, col ..] = chunk`, where `fill(row, col, chunk, other)` computes the chunk; `other` is as long and for
+/// a second operand.
 #[inline(always)]
-fn map(out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32]) + Sync) {
+fn map(out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32]) + Sync) {
     let (rows, cols) = (out.rows(), out.cols());
     let strands = strands_for(rows * cols, GRAIN);
     for_each_band(out, rows, strands, &|first: usize, mut band: MatMut<'_>| {
         vectorised(
             #[inline(always)]
-            || {
-                let mut buffer = [0.0; CHUNK];
+            |_| {
+                let (mut buffer, mut second) = ([0.0; CHUNK], [0.0; CHUNK]);
                 for row in 0..band.rows() {
                     for col in (0..cols).step_by(CHUNK) {
                         let chunk = &mut buffer[..CHUNK.min(cols - col)];
-                        fill(first + row, col, chunk);
+                        let other = &mut second[..chunk.len()];
+                        fill(first + row, col, chunk, other);
                         band.store(row, col, chunk);
                     }
                 }
@@ -40,7 +42,7 @@ pub(crate) fn copy(x: MatRef<'_>, out: MatMut<'_>) {
     map(
         out,
         #[inline(always)]
-        |row, col, chunk| x.load(row, col, chunk),
+        |row, col, chunk, _| x.load(row, col, chunk),
     );
 }
 
@@ -50,12 +52,10 @@ pub(crate) fn add(a: MatRef<'_>, b: MatRef<'_>, out: MatMut<'_>) {
     map(
         out,
         #[inline(always)]
-        |row, col, chunk| {
-            let mut other = [0.0; CHUNK];
-            let other = &mut other[..chunk.len()];
+        |row, col, chunk, other| {
             a.load(row, col, chunk);
             b.load(if is_row { 0 } else { row }, col, other);
-            for (value, addend) in chunk.iter_mut().zip(other) {
+            for (value, addend) in chunk.iter_mut().zip(&*other) {
                 *value += *addend;
             }
         },
@@ -80,7 +80,7 @@ pub(crate) fn activate(x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
     map(
         out,
         #[inline(always)]
-        |row, col, chunk| {
+        |row, col, chunk, _| {
             x.load(row, col, chunk);
             activate_chunk(activation, chunk);
         },
@@ -93,12 +93,10 @@ pub(crate) fn glu_gelu(x: MatRef<'_>, out: MatMut<'_>) {
     map(
         out,
         #[inline(always)]
-        |row, col, chunk| {
-            let mut factor = [0.0; CHUNK];
-            let factor = &mut factor[..chunk.len()];
+        |row, col, chunk, factor| {
             x.load(row, col, chunk);
             x.load(row, cols + col, factor);
-            for (value, factor) in chunk.iter_mut().zip(factor) {
+            for (value, factor) in chunk.iter_mut().zip(&*factor) {
                 *value = math::gelu_tanh(*value) * *factor;
             }
         },
@@ -111,12 +109,10 @@ pub(crate) fn euler(latent: MatRef<'_>, velocity: MatRef<'_>, dsigma: MatRef<'_>
     map(
         out,
         #[inline(always)]
-        |row, col, chunk| {
-            let mut slope = [0.0; CHUNK];
-            let slope = &mut slope[..chunk.len()];
+        |row, col, chunk, slope| {
             latent.load(row, col, chunk);
             velocity.load(row, col, slope);
-            for (value, slope) in chunk.iter_mut().zip(slope) {
+            for (value, slope) in chunk.iter_mut().zip(&*slope) {
                 *value += dsigma * *slope;
             }
         },
@@ -128,7 +124,7 @@ pub(crate) fn unpatchify(x: MatRef<'_>, width: usize, scale: f32, shift: f32, ou
     map(
         out,
         #[inline(always)]
-        |pixel, col, chunk| {
+        |pixel, col, chunk, _| {
             let (y, x_at) = (pixel / width, pixel % width);
             let token = (y / 2) * (width / 2) + x_at / 2;
             let corner = (y % 2) * 2 + x_at % 2;

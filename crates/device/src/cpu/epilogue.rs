@@ -4,7 +4,8 @@ use plimsoll_graph::Activation;
 
 use super::arena::{MatMut, MatRef};
 use super::elementwise::activate_chunk;
-use super::simd::{Block, SIDE, transposed};
+use super::simd::Isa;
+use super::transpose::{Block, SIDE, transposed};
 
 /// Columns that are finished at once.
 const WIDTH: usize = 64;
@@ -37,6 +38,7 @@ impl Epilogue<'_> {
     #[inline(always)]
     pub(crate) fn store(
         &self,
+        isa: Isa,
         sums: &[f32],
         stride: usize,
         place: TilePlace,
@@ -61,7 +63,7 @@ impl Epilogue<'_> {
                         let start = (col + block_col + at) * stride + row;
                         line.copy_from_slice(&sums[start..start + SIDE]);
                     }
-                    for (line, values) in lines.iter_mut().zip(transposed(&block)) {
+                    for (line, values) in lines.iter_mut().zip(transposed(isa, &block)) {
                         line[block_col..block_col + SIDE].copy_from_slice(&values);
                     }
                 }

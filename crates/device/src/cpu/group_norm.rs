@@ -11,7 +11,9 @@ use super::simd::vectorised;
 
 /// Elements that pay for handing over a task.
 const GRAIN: usize = 24 * 1024;
-/// Channels that are held at once.
+/// Channels that are summed side by side, in registers.
+const LANES: usize = 16;
+/// Channels that are normalised at once.
 const CHUNK: usize = 64;
 /// Floats of a channel's two sums.
 const SUMS: usize = 4;
@@ -47,7 +49,7 @@ impl GroupNorm<'_> {
             let last = (corner.row + grid.rows).min(pixels);
             vectorised(
                 #[inline(always)]
-                || self.add_pixels(corner.row, last, bytemuck::cast_slice_mut(floats)),
+                |_| self.add_pixels(corner.row, last, bytemuck::cast_slice_mut(floats)),
             );
         });
         let (mean, rest) = rest.split_at_mut(channels);
@@ -62,16 +64,20 @@ impl GroupNorm<'_> {
     fn add_pixels(&self, first: usize, last: usize, sums: &mut [f64]) {
         let channels = self.x.cols();
         let (total, squares) = sums.split_at_mut(channels);
-        for channel in (0..channels).step_by(CHUNK) {
-            let count = CHUNK.min(channels - channel);
-            let (mut sum, mut square) = ([0.0f64; CHUNK], [0.0f64; CHUNK]);
-            let mut values = [0.0f32; CHUNK];
+        for channel in (0..channels).step_by(LANES) {
+            let count = LANES.min(channels - channel);
+            let (mut sum, mut square) = ([0.0f64; LANES], [0.0f64; LANES]);
             for pixel in first..last {
-                self.x.load(pixel, channel, &mut values[..count]);
-                for ((value, sum), square) in values.iter().zip(&mut sum).zip(&mut square) {
-                    let value = f64::from(*value);
-                    *sum += value;
-                    *square += value * value;
+                let mut values = [0.0f32; LANES];
+                if count == LANES {
+                    self.x.load(pixel, channel, &mut values);
+                } else {
+                    self.x.load(pixel, channel, &mut values[..count]);
+                }
+                for at in 0..LANES {
+                    let value = f64::from(values[at]);
+                    sum[at] += value;
+                    square[at] += value * value;
                 }
             }
             total[channel..channel + count].copy_from_slice(&sum[..count]);
@@ -110,7 +116,7 @@ impl GroupNorm<'_> {
         for_each_band(out, pixels, strands, &|first: usize, mut band: MatMut<'_>| {
             vectorised(
                 #[inline(always)]
-                || {
+                |_| {
                     let mut values = [0.0; CHUNK];
                     for pixel in 0..band.rows() {
                         for channel in (0..channels).step_by(CHUNK) {

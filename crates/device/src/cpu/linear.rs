@@ -1,7 +1,7 @@
 //! `out = residual + activation(x w^T + b)`.
 //!
-//! A strand holds, in its scratch, a block of rows of `x` as lanes (`[k][rows]`), some rows of the weight as `f32`
-//! and the sums of a tile. `k` goes by in blocks of a constant size, so that scratch stays bounded at any width.
+//! A strand holds, in its scratch, a block of rows of `x` as lanes, some rows of the weight as `f32` and the sums
+//! of a tile. `k` goes by in blocks of a constant size, so that scratch stays bounded at any width.
 //! Each sum is one chain over each block of `k`, and the blocks are added in order: a row's bits depend on
 //! neither the tile it falls in nor the strand.
 
@@ -9,16 +9,23 @@ use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::parallel::{Corner, Grid, for_each_strand, strands_for};
-use super::simd::{Block, SIDE, transposed, vectorised};
+use super::simd::{Isa, vectorised};
+use super::transpose::{Block, SIDE, transposed};
 
 /// Columns of `x` that are summed in one chain; part of what decides the bits.
 const DEPTH: usize = 384;
 /// Rows of a tile.
 const ROWS: usize = 192;
-/// Columns of a tile.
-const COLS: usize = 512;
+/// Columns of a tile: multiples of [`WEIGHT_ROWS`] and of what the epilogue takes at once.
+const COLS: usize = 384;
+/// The same where all of `k` is held, so that a tile is finished while its sums are near.
+const COLS_HELD: usize = 192;
 /// Rows of the weight that are held at once: a multiple of what every kernel computes in one call (4 and 6).
 const WEIGHT_ROWS: usize = 24;
+/// Rows of `x` up to here times `k` are packed whole, once: 512 KiB.
+const HELD_FLOATS: usize = 128 * 1024;
+/// Lanes that stand together: the most rows of any kernel.
+const PANEL: usize = 64;
 /// Operations that pay for handing over a task.
 const GRAIN: usize = 3_000_000;
 
@@ -29,7 +36,8 @@ pub(crate) struct Blocking {
     /// Rows of a tile, padded to whole lanes.
     rows: usize,
     cols: usize,
-    depth: usize,
+    /// Columns of `x` that are packed at once: all, or [`DEPTH`].
+    held: usize,
 }
 
 impl Blocking {
@@ -40,17 +48,19 @@ impl Blocking {
         let col_strands = strands.min(strands_for(n, 96));
         let row_strands = (strands / col_strands).min(strands_for(m, 96));
         let grid = Grid::new([m, n], [row_strands, col_strands], [LANES, SIDE]);
+        let rows = grid.rows.next_multiple_of(LANES).min(ROWS);
+        let is_held = grid.rows <= ROWS && rows * k <= HELD_FLOATS;
         Self {
             grid,
-            rows: grid.rows.next_multiple_of(LANES).min(ROWS),
-            cols: grid.cols.min(COLS),
-            depth: k.min(DEPTH),
+            rows,
+            cols: grid.cols.min(if is_held { COLS_HELD } else { COLS }),
+            held: if is_held { k } else { k.min(DEPTH) },
         }
     }
 
     /// Floats of one strand: lanes of `x`, rows of the weight, sums.
     fn parts(&self) -> [usize; 3] {
-        [self.rows * self.depth, WEIGHT_ROWS * self.depth, self.rows * self.cols]
+        [self.rows * self.held, WEIGHT_ROWS * self.held.min(DEPTH), self.rows * self.cols]
     }
 
     /// Floats of all strands.
@@ -71,10 +81,11 @@ pub(crate) fn linear(
     let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
         vectorised(
             #[inline(always)]
-            || {
+            |isa| {
                 let [lanes, weights, sums] = blocking.parts();
                 let (lanes, rest) = scratch.split_at_mut(lanes);
-                let (weights, sums) = (&mut rest[..weights + sums]).split_at_mut(weights);
+                let (weights, sums) = rest[..weights + sums].split_at_mut(weights);
+                let strand = Strand { x: &x, weight: &weight, held: blocking.held, isa };
                 for row in (0..part.rows()).step_by(blocking.rows) {
                     for col in (0..part.cols()).step_by(blocking.cols) {
                         let place = TilePlace {
@@ -85,9 +96,9 @@ pub(crate) fn linear(
                                 blocking.cols.min(part.cols() - col),
                             ],
                         };
-                        sum_tile(&x, &weight, place, blocking.depth, [lanes, weights, sums]);
+                        strand.sum_tile(place, col == 0, [lanes, weights, sums]);
                         let stride = place.size[0].next_multiple_of(LANES);
-                        epilogue.store(sums, stride, place, &mut part);
+                        epilogue.store(isa, sums, stride, place, &mut part);
                     }
                 }
             },
@@ -96,61 +107,89 @@ pub(crate) fn linear(
     for_each_strand(out, blocking.grid, scratch, &task);
 }
 
-/// `sums[j][i] = x[i] . w[j]` for a tile, `i` padded to whole lanes.
-#[inline(always)]
-fn sum_tile(
-    x: &MatRef<'_>,
-    weight: &MatRef<'_>,
-    place: TilePlace,
-    depth_most: usize,
-    [lanes, weights, sums]: [&mut [f32]; 3],
-) {
-    let [rows, cols] = place.size;
-    let stride = rows.next_multiple_of(LANES);
-    for at in (0..x.cols()).step_by(depth_most) {
-        let depth = depth_most.min(x.cols() - at);
-        pack_lanes(x, [place.whole[0], at], [rows, depth], lanes, stride);
-        let store = if at == 0 { Store::Set(1.0) } else { Store::Add };
-        for col in (0..cols).step_by(WEIGHT_ROWS) {
-            let count = WEIGHT_ROWS.min(cols - col);
-            for (line, values) in weights.chunks_exact_mut(depth).take(count).enumerate() {
-                weight.load(place.whole[1] + col + line, at, values);
+/// What stays the same for all tiles of a strand.
+struct Strand<'s, 'a> {
+    x: &'s MatRef<'a>,
+    weight: &'s MatRef<'a>,
+    held: usize,
+    isa: Isa,
+}
+
+impl Strand<'_, '_> {
+    /// `sums[j][i] = x[i] . w[j]` for a tile, `i` padded to whole lanes.
+    ///
+    /// Lanes that hold all of `k` are packed for the first tile of a row of tiles.
+    #[inline(always)]
+    fn sum_tile(
+        &self,
+        place: TilePlace,
+        is_first: bool,
+        [lanes, weights, sums]: [&mut [f32]; 3],
+    ) {
+        let [rows, cols] = place.size;
+        let stride = rows.next_multiple_of(LANES);
+        let k = self.x.cols();
+        for start in (0..k).step_by(self.held) {
+            let held = self.held.min(k - start);
+            if is_first || held < k {
+                pack_lanes(self.isa, self.x, [place.whole[0], start], [rows, held], lanes);
             }
-            product(
-                [stride, count, depth],
-                &mut sums[col * stride..],
-                stride,
-                Lhs { values: lanes, stride },
-                Rhs { values: weights, step: 1, stride: depth },
-                store,
-            );
+            for col in (0..cols).step_by(WEIGHT_ROWS) {
+                let count = WEIGHT_ROWS.min(cols - col);
+                for at in (0..held).step_by(DEPTH) {
+                    let depth = DEPTH.min(held - at);
+                    for (line, values) in weights.chunks_exact_mut(depth).take(count).enumerate() {
+                        self.weight.load(place.whole[1] + col + line, start + at, values);
+                    }
+                    let store = if start + at == 0 { Store::Set(1.0) } else { Store::Add };
+                    for panel in (0..stride).step_by(PANEL) {
+                        let width = PANEL.min(stride - panel);
+                        product(
+                            [width, count, depth],
+                            &mut sums[col * stride + panel..],
+                            stride,
+                            Lhs { values: &lanes[panel * held + at * width..], stride: width },
+                            Rhs { values: weights, step: 1, stride: depth },
+                            store,
+                        );
+                    }
+                }
+            }
         }
     }
 }
 
-/// `lanes[p][i] = x[row + i][col + p]`, zero where `i` is past the last row.
+/// Rows of `x` to lanes, panel by panel: `lanes[panel][p][i] = x[row + panel * 64 + i][col + p]`, zero where a row
+/// is past the last one. The last panel is as wide as whole lanes need.
 #[inline(always)]
 pub(crate) fn pack_lanes(
+    isa: Isa,
     x: &MatRef<'_>,
     [row, col]: [usize; 2],
     [rows, depth]: [usize; 2],
     lanes: &mut [f32],
-    stride: usize,
 ) {
-    for i in (0..stride).step_by(SIDE) {
-        for p in (0..depth).step_by(SIDE) {
-            let width = SIDE.min(depth - p);
-            let mut block: Block = [[0.0; SIDE]; SIDE];
-            for (at, line) in block.iter_mut().take(rows.saturating_sub(i)).enumerate() {
-                if width == SIDE {
-                    x.load(row + i + at, col + p, line);
-                } else {
-                    x.load(row + i + at, col + p, &mut line[..width]);
+    let stride = rows.next_multiple_of(LANES);
+    for panel in (0..stride).step_by(PANEL) {
+        let width = PANEL.min(stride - panel);
+        let lanes = &mut lanes[panel * depth..(panel + width) * depth];
+        for i in (0..width).step_by(SIDE) {
+            let count = SIDE.min(rows - (panel + i));
+            for p in (0..depth).step_by(SIDE) {
+                let across = SIDE.min(depth - p);
+                let mut block: Block = [[0.0; SIDE]; SIDE];
+                for (at, line) in block.iter_mut().take(count).enumerate() {
+                    if across == SIDE {
+                        x.load(row + panel + i + at, col + p, line);
+                    } else {
+                        x.load(row + panel + i + at, col + p, &mut line[..across]);
+                    }
                 }
-            }
-            for (at, line) in transposed(&block).iter().take(width).enumerate() {
-                let start = (p + at) * stride + i;
-                lanes[start..start + SIDE].copy_from_slice(line);
+                let turned = transposed(isa, &block);
+                for (at, line) in turned.iter().take(across).enumerate() {
+                    let start = (p + at) * width + i;
+                    lanes[start..start + SIDE].copy_from_slice(line);
+                }
             }
         }
     }

@@ -8,122 +8,128 @@ use super::math::{self, bf16_round};
 use super::parallel::{for_each_band, strands_for};
 use super::simd::vectorised;
 
-/// Elements of a row that are held at once; a multiple of the block in which [`math::sum`] adds.
-const ROW: usize = 4096;
+/// Elements of a row that are held at once; the block in which [`math::sum`] adds.
+const ROW: usize = 1024;
 
 /// Widest head.
 pub(crate) const HEAD_DIM_MAX: usize = 512;
 
-/// Calls `visit(col, chunk)` for each chunk of a row of `x`; a row that fits is loaded once for all passes.
-struct RowCache<'x, 'a> {
+/// Rows under a norm: the present one in chunks, with the factors and addends of its columns.
+struct Rows<'x, 'a> {
     x: &'x MatRef<'a>,
+    factor: &'x MatRef<'a>,
+    addend: Option<&'x MatRef<'a>>,
     row: usize,
-    buffer: [f32; ROW],
+    values: [f32; ROW],
+    factors: [f32; ROW],
+    addends: [f32; ROW],
 }
 
-impl RowCache<'_, '_> {
+impl Rows<'_, '_> {
+    /// Whether a row fits: then it is loaded once for all passes, and the factors once for all rows.
     #[inline(always)]
-    fn begin(&mut self, row: usize) {
-        self.row = row;
-        if self.x.cols() <= ROW {
-            self.x.load(row, 0, &mut self.buffer[..self.x.cols()]);
+    fn is_whole(&self) -> bool {
+        self.x.cols() <= ROW
+    }
+
+    #[inline(always)]
+    fn load_factors(&mut self, col: usize, count: usize) {
+        self.factor.load(0, col, &mut self.factors[..count]);
+        if let Some(addend) = self.addend {
+            addend.load(0, col, &mut self.addends[..count]);
         }
     }
 
     #[inline(always)]
-    fn each(&mut self, mut visit: impl FnMut(usize, &mut [f32])) {
+    fn begin(&mut self, row: usize) {
+        self.row = row;
+        if self.is_whole() {
+            self.x.load(row, 0, &mut self.values[..self.x.cols()]);
+        }
+    }
+
+    /// Sum of `term` over the row.
+    #[inline(always)]
+    fn sum(&mut self, term: impl Fn(f32) -> f32) -> f64 {
+        let cols = self.x.cols();
+        let mut total = 0.0;
+        for col in (0..cols).step_by(ROW) {
+            let count = ROW.min(cols - col);
+            if !self.is_whole() {
+                self.x.load(self.row, col, &mut self.values[..count]);
+            }
+            total += math::sum(&self.values[..count], &term);
+        }
+        total
+    }
+
+    /// `out = apply(x, factor, addend)`.
+    #[inline(always)]
+    fn finish(&mut self, row: usize, out: &mut MatMut<'_>, apply: impl Fn(f32, f32, f32) -> f32) {
         let cols = self.x.cols();
         for col in (0..cols).step_by(ROW) {
-            let chunk = &mut self.buffer[..ROW.min(cols - col)];
-            if cols > ROW {
-                self.x.load(self.row, col, chunk);
+            let count = ROW.min(cols - col);
+            if !self.is_whole() {
+                self.x.load(self.row, col, &mut self.values[..count]);
+                self.load_factors(col, count);
             }
-            visit(col, chunk);
+            let values = &mut self.values[..count];
+            for ((value, factor), addend) in
+                values.iter_mut().zip(&self.factors).zip(&self.addends)
+            {
+                *value = apply(*value, *factor, *addend);
+            }
+            out.store(row, col, values);
         }
     }
 }
 
 /// Normalises each row of `x`.
+#[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
+#[expect(clippy::cast_precision_loss, reason = "a number of columns, far below 2^52")]
 pub(crate) fn norm(x: MatRef<'_>, norm: &Norm<MatRef<'_>, MatRef<'_>>, out: MatMut<'_>) {
     let (rows, cols) = (out.rows(), out.cols());
+    let (eps, factor, addend) = match norm {
+        Norm::LayerModulated { eps, scale, shift } => (*eps, scale, Some(shift)),
+        Norm::LayerAffine { eps, weight, bias } => (*eps, weight, Some(bias)),
+        Norm::Rms { eps, weight } => (*eps, weight, None),
+    };
+    let eps = f64::from(eps);
+    let count = cols as f64;
+    // A modulation is a multiplier less one.
+    let one = if matches!(norm, Norm::LayerModulated { .. }) { 1.0 } else { 0.0 };
+    let is_rounded = out.dtype() == DType::BF16;
     let strands = strands_for(rows * cols, GRAIN / 2);
     for_each_band(out, rows, strands, &|first: usize, mut band: MatMut<'_>| {
         vectorised(
             #[inline(always)]
-            || {
-                let mut cache = RowCache { x: &x, row: 0, buffer: [0.0; ROW] };
+            |_| {
+                let (values, factors, addends) = ([0.0; ROW], [0.0; ROW], [0.0; ROW]);
+                let mut rows =
+                    Rows { x: &x, factor, addend, row: 0, values, factors, addends };
+                if rows.is_whole() {
+                    rows.load_factors(0, cols);
+                }
                 for row in 0..band.rows() {
-                    cache.begin(first + row);
-                    norm_row(&mut cache, norm, row, &mut band);
+                    rows.begin(first + row);
+                    if addend.is_none() {
+                        let scale = math::rsqrt(rows.sum(|value| value * value) / count + eps);
+                        rows.finish(row, &mut band, |value, factor, _| {
+                            let normal = value * scale;
+                            (if is_rounded { bf16_round(normal) } else { normal }) * factor
+                        });
+                        continue;
+                    }
+                    let mean = (rows.sum(|value| value) / count) as f32;
+                    let square = rows.sum(|value| (value - mean) * (value - mean));
+                    let scale = math::rsqrt(square / count + eps);
+                    rows.finish(row, &mut band, |value, factor, addend| {
+                        (value - mean) * scale * (one + factor) + addend
+                    });
                 }
             },
         );
     });
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
-#[expect(clippy::cast_precision_loss, reason = "a number of columns, far below 2^52")]
-fn norm_row(
-    cache: &mut RowCache<'_, '_>,
-    norm: &Norm<MatRef<'_>, MatRef<'_>>,
-    row: usize,
-    out: &mut MatMut<'_>,
-) {
-    let count = cache.x.cols() as f64;
-    let mut total = 0.0;
-    if let Norm::Rms { eps, weight } = norm {
-        cache.each(
-            #[inline(always)]
-            |_, chunk| total += math::sum(chunk, |value| value * value),
-        );
-        let scale = math::rsqrt(total / count + f64::from(*eps));
-        let is_rounded = out.dtype() == DType::BF16;
-        cache.each(
-            #[inline(always)]
-            |col, chunk| {
-                let mut factor = [0.0; ROW];
-                let factor = &mut factor[..chunk.len()];
-                weight.load(0, col, factor);
-                for (value, factor) in chunk.iter_mut().zip(factor) {
-                    let normal = *value * scale;
-                    *value = (if is_rounded { bf16_round(normal) } else { normal }) * *factor;
-                }
-                out.store(row, col, chunk);
-            },
-        );
-        return;
-    }
-    cache.each(
-        #[inline(always)]
-        |_, chunk| total += math::sum(chunk, |value| value),
-    );
-    let mean = (total / count) as f32;
-    let mut square = 0.0;
-    cache.each(
-        #[inline(always)]
-        |_, chunk| square += math::sum(chunk, |value| (value - mean) * (value - mean)),
-    );
-    let (eps, factor, addend, one) = match norm {
-        Norm::LayerModulated { eps, scale, shift } => (*eps, scale, shift, 1.0),
-        Norm::LayerAffine { eps, weight, bias } => (*eps, weight, bias, 0.0),
-        Norm::Rms { .. } => return,
-    };
-    let deviation = math::rsqrt(square / count + f64::from(eps));
-    cache.each(
-        #[inline(always)]
-        |col, chunk| {
-            let mut factors = [0.0; ROW];
-            let mut addends = [0.0; ROW];
-            let (factors, addends) = (&mut factors[..chunk.len()], &mut addends[..chunk.len()]);
-            factor.load(0, col, factors);
-            addend.load(0, col, addends);
-            for ((value, factor), addend) in chunk.iter_mut().zip(factors).zip(addends) {
-                *value = (*value - mean) * deviation * (one + *factor) + *addend;
-            }
-            out.store(row, col, chunk);
-        },
-    );
 }
 
 /// RMS norm of each head, then rotary embedding of adjacent pairs, in place.
@@ -145,16 +151,18 @@ impl HeadNorm<'_> {
         for_each_band([q, k], rows, strands, &|first: usize, [q, k]: [MatMut<'_>; 2]| {
             vectorised(
                 #[inline(always)]
-                || {
+                |_| {
                     for (mut band, weight) in [(q, self.q_weight), (k, self.k_weight)] {
-                        let mut scale = [0.0; HEAD_DIM_MAX];
-                        let mut turn = [0.0; HEAD_DIM_MAX];
+                        let [mut scale, mut turn, mut values] = [[0.0; HEAD_DIM_MAX]; 3];
                         let (scale, turn) = (&mut scale[..head_dim], &mut turn[..head_dim]);
+                        let values = &mut values[..head_dim];
                         weight.load(0, 0, scale);
                         for row in 0..band.rows() {
                             self.rope.load(first + row, 0, turn);
-                            for head in 0..self.heads {
-                                self.turn_head(&mut band, row, head * head_dim, scale, turn);
+                            for col in (0..band.cols()).step_by(head_dim) {
+                                band.load(row, col, values);
+                                self.turn_head(values, scale, turn);
+                                band.store(row, col, values);
                             }
                         }
                     }
@@ -165,17 +173,7 @@ impl HeadNorm<'_> {
 
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "a head's width, at most 512")]
-    fn turn_head(
-        &self,
-        band: &mut MatMut<'_>,
-        row: usize,
-        col: usize,
-        scale: &[f32],
-        turn: &[f32],
-    ) {
-        let mut buffer = [0.0; HEAD_DIM_MAX];
-        let values = &mut buffer[..scale.len()];
-        band.load(row, col, values);
+    fn turn_head(&self, values: &mut [f32], scale: &[f32], turn: &[f32]) {
         let mean = math::sum(values, |value| value * value) / scale.len() as f64;
         let norm = math::rsqrt(mean + f64::from(self.eps));
         for (value, scale) in values.iter_mut().zip(scale) {
@@ -186,6 +184,5 @@ impl HeadNorm<'_> {
             let [even, odd] = *pair;
             *pair = [cos * even - sin * odd, sin * even + cos * odd];
         }
-        band.store(row, col, values);
     }
 }

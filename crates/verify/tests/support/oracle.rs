@@ -27,14 +27,22 @@ fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(23)
 }
 
+/// Mixes bytes in, eight at a time.
+fn mix_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        hash = mix(hash, u64::from_le_bytes(*word));
+    }
+    rest.iter().fold(hash, |hash, byte| mix(hash, u64::from(*byte)))
+}
+
 fn weight_byte(id: WeightId, at: usize) -> u8 {
     (mix(mix(0x77, u64::from(id.0)), at as u64) >> 17) as u8
 }
 
 /// Where operands lie.
 trait Memory {
-    fn read(&self, place: usize) -> u8;
-    fn write(&mut self, place: usize, byte: u8);
+    fn bytes(&mut self) -> &mut [u8];
     /// Place of the first byte of row `row` of a view.
     fn row(&self, graph: &Graph, view: &View, row: u64, step: u32) -> usize;
     fn weight(&self, op: u32, id: WeightId) -> usize;
@@ -94,16 +102,13 @@ impl Going {
             }
             for row in 0..view.rows {
                 let place = memory.row(graph, view, row, step);
-                for byte in 0..row_bytes(graph, view) {
-                    hash = mix(hash, u64::from(memory.read(place + byte)));
-                }
+                hash = mix_bytes(hash, &memory.bytes()[place..place + row_bytes(graph, view)]);
             }
         }
         op.for_each_weight(|id| {
             let place = memory.weight(index, *id);
-            for byte in 0..graph.weight(*id).bytes() as usize {
-                hash = mix(hash, u64::from(memory.read(place + byte)));
-            }
+            let bytes = graph.weight(*id).bytes() as usize;
+            hash = mix_bytes(hash, &memory.bytes()[place..place + bytes]);
         });
         self.sum = mix(self.sum, hash);
         for (view, access) in &self.views {
@@ -118,9 +123,9 @@ impl Going {
             let target = memory.row(graph, view, self.row, step);
             let source = base.map(|base| memory.row(graph, &base, self.row, step));
             for byte in 0..row_bytes(graph, view) {
-                let old = source.map_or(0, |source| memory.read(source + byte));
+                let old = source.map_or(0, |source| memory.bytes()[source + byte]);
                 let new = mix(hash, u64::from(old) << 32 | self.row << 16 | byte as u64);
-                memory.write(target + byte, (new >> 29) as u8);
+                memory.bytes()[target + byte] = (new >> 29) as u8;
                 self.sum = mix(self.sum, new);
             }
         }
@@ -136,11 +141,8 @@ struct Apart {
 }
 
 impl Memory for Apart {
-    fn read(&self, place: usize) -> u8 {
-        self.bytes[place]
-    }
-    fn write(&mut self, place: usize, byte: u8) {
-        self.bytes[place] = byte;
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes
     }
     fn row(&self, graph: &Graph, view: &View, row: u64, step: u32) -> usize {
         self.tensors[view.tensor.index()] + offset_in_tensor(graph, view, row, step) as usize
@@ -185,11 +187,8 @@ struct Arena<'a> {
 }
 
 impl Memory for Arena<'_> {
-    fn read(&self, place: usize) -> u8 {
-        self.bytes[place]
-    }
-    fn write(&mut self, place: usize, byte: u8) {
-        self.bytes[place] = byte;
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes
     }
     fn row(&self, graph: &Graph, view: &View, row: u64, step: u32) -> usize {
         let place = self.plan.tensors[view.tensor.index()].offset;

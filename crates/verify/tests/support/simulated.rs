@@ -6,17 +6,43 @@ use plimsoll_device::{
     OutputBuffer, Program, Queue, RunStats, Segment,
 };
 use plimsoll_graph::{DType, Graph, OpKind, RowSelect, View, WeightId};
-use plimsoll_plan::{Plan, Visit};
+use plimsoll_plan::{Load, Machine, Plan, Visit};
 
 /// Runs a plan with made-up costs and these faults.
 pub fn run(graph: &Graph, plan: &Plan, faults: SimFaults) -> Result<RunStats, DeviceError> {
+    let costs = SimCosts {
+        op_seconds: vec![1.0; graph.ops.len()],
+        copy_seconds: vec![1.5; plan.loads.len()],
+    };
+    run_with(graph, plan, costs, faults)
+}
+
+/// The costs of a machine.
+pub fn costs(graph: &Graph, plan: &Plan, machine: &dyn Machine) -> SimCosts {
+    let copy = |load: &Load| {
+        let weights = plan.units[load.unit as usize].weights.iter();
+        let weights = weights.map(|entry| graph.weight(entry.weight));
+        let (bytes, segments) = weights.fold((0, 0), |(bytes, segments), weight| {
+            (bytes + weight.bytes(), segments + weight.parts.len() as u64)
+        });
+        machine.copy_seconds(bytes, segments)
+    };
+    SimCosts {
+        op_seconds: graph.ops.iter().map(|op| machine.op_seconds(graph, op)).collect(),
+        copy_seconds: plan.loads.iter().map(copy).collect(),
+    }
+}
+
+/// Runs a plan; an op's costs stand at its index in the graph, a copy's at its load's.
+pub fn run_with(
+    graph: &Graph,
+    plan: &Plan,
+    costs: SimCosts,
+    faults: SimFaults,
+) -> Result<RunStats, DeviceError> {
     let largest = graph.weights.iter().map(|weight| weight.bytes()).max().unwrap_or(0);
     let source = vec![0u8; largest as usize];
     let program = bind(graph, plan, &source);
-    let costs = SimCosts {
-        op_seconds: vec![1.0; program.ops.len()],
-        copy_seconds: vec![1.5; program.copies.len()],
-    };
     let mut device = SimDevice::new(plan.arena_bytes, costs, faults);
     device.run(&program, &Control::default(), &mut |queue| issue(plan, queue))
 }
