@@ -158,7 +158,7 @@ fn plan_tells_what_generate_then_measures() {
     }
     let text = folder.run(&["plan", "--model", &model, "--vram", "10MiB"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for word in ["encode", "hoist", "denoise", "decode", "peak"] {
+    for word in ["encode", "hoist", "denoise", "decode", "fullest"] {
         assert!(text.contains(word), "{text}");
     }
 }
@@ -202,14 +202,14 @@ fn requests_that_make_no_sense_are_refused() {
     refused_run(&["--vram", "ten"], 2, "vram");
     refused_run(&["--offload", "group", "--blocks-per-group", "0"], 2, "group");
     refused_run(&["--threads", "0"], 2, "threads");
-    refused_run(&["-o", "no/such/folder/out.png"], 5, "no/such/folder");
+    refused_run(&["-o", "no/such/folder/out.png"], 2, "no/such/folder");
     refused_run(&["-o", "/"], 2, "/");
 }
 
 #[test]
 fn a_line_that_nothing_fits_under_is_infeasible() {
     refused_run(&["--vram", "64KiB"], 3, "smallest");
-    refused_run(&["--vram", "3MiB", "--offload", "none"], 3, "--offload");
+    refused_run(&["--vram", "9MiB", "--offload", "none"], 3, "--offload auto");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn long_and_empty_prompts_draw_and_say_what_was_dropped() {
         let output = folder.run(&["generate", prompt, "--model", &model, "--steps", "1"]);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{errors}");
-        assert_eq!(errors.contains("T5 reads 32 tokens and not: \"ice cream"), notice, "{errors}");
+        assert_eq!(errors.contains("T5 reads 32 tokens and not: \""), notice, "{errors}");
     }
 }
 
