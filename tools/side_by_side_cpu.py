@@ -81,12 +81,10 @@ class Plimsoll:
         # One option per fact that both sides must share.
         self.command = [
             binary, "generate", PROMPT, "--model", str(model), "--width", str(SIZE), "--height", str(SIZE), "--steps", str(STEPS),
-            "--seed", str(SEED), "--dtype", dtype, "--json", "-o", str(Path(self.folder.name) / "picture.png"), *more]
-        # The threads of both: rayon's pool, and no more processors than that.
-        self.environment = os.environ | {"RAYON_NUM_THREADS": str(threads)}
+            "--seed", str(SEED), "--dtype", dtype, "--threads", str(threads), "--json", "-o", str(Path(self.folder.name) / "picture.png"), *more]
 
     def draw(self) -> dict:
-        done = subprocess.run(self.command, env=self.environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(self.command, check=True, capture_output=True, text=True)
         report = json.loads(done.stdout)
         return dict(total=report["measured"]["seconds_total"], step=report["measured"]["seconds_per_step"])
 
