@@ -4,11 +4,12 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use plimsoll_device::sim::SimFaults;
 use plimsoll_graph::Graph;
 use plimsoll_plan::testing::FlatMachine;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request, plan};
-use support::graphs;
 use support::naive::{self, Style};
+use support::{graphs, simulated};
 
 const MOST: Duration = Duration::from_millis(300);
 
@@ -52,6 +53,34 @@ fn flux_dev_is_proved_quickly() {
         let request = Request { line, offload, prefetch: true };
         let planned = plan(&graph, &machine, &request).expect("fits");
         prove(&format!("{offload} at {line}"), &graph, &planned, &rule);
+    }
+}
+
+#[test]
+fn flux_dev_runs_on_the_simulated_device() {
+    let graph = graphs::flux_dev(50);
+    let machine = FlatMachine::server();
+    for line in [Line::Min, Line::Bytes(12 << 30)] {
+        let request = Request { line, offload: Offload::Auto, prefetch: true };
+        let planned = plan(&graph, &machine, &request).expect("fits");
+        let costs = simulated::costs(&graph, &planned, &machine);
+        let faults = SimFaults::default();
+        let start = Instant::now();
+        let quiet =
+            simulated::run_with(&graph, &planned, costs.clone(), faults).expect("no hazard");
+        println!(
+            "auto at {line}: {:.1} s of virtual time in {:.2} s",
+            quiet.seconds,
+            start.elapsed().as_secs_f64()
+        );
+        let off = (quiet.seconds - planned.predicted.seconds_total).abs();
+        assert!(off <= 1e-9 * quiet.seconds, "{quiet:?} for {:?}", planned.predicted);
+        assert_eq!(quiet.high_water_bytes, planned.predicted.vram_peak_bytes);
+        assert_eq!(quiet.copied_bytes, planned.predicted.copied_bytes);
+        for seed in 0..3 {
+            let faults = SimFaults { seed, copy_delay_seconds: 0.1, ..faults };
+            simulated::run_with(&graph, &planned, costs.clone(), faults).expect("no hazard");
+        }
     }
 }
 

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 
 use plimsoll_device::sim::SimFaults;
 use plimsoll_graph::Graph;
-use plimsoll_plan::{CopyEntry, Plan};
+use plimsoll_plan::{CopyEntry, Line, Offload, Plan, Request, lower_bound, plan};
 use plimsoll_verify::Violation;
 use support::naive::{self, Style};
-use support::{Random, graphs, oracle, simulated, verify};
+use support::{Random, Slow, graphs, oracle, simulated, verify};
 
 type Mutation = (&'static str, fn(&mut Plan, &mut Random) -> bool);
 
@@ -157,12 +157,15 @@ struct Tally {
     of: u32,
 }
 
-fn mutate_all(graph: &Graph, styles: &[Style], rounds: u64) -> BTreeMap<&'static str, Tally> {
+fn mutate_all(
+    graph: &Graph,
+    plans: &[(String, Plan)],
+    rounds: u64,
+) -> BTreeMap<&'static str, Tally> {
     let expected = oracle::reference(graph);
     let mut tallies: BTreeMap<&'static str, Tally> = BTreeMap::new();
-    for style in styles {
-        let good = naive::plan(graph, *style);
-        verify(graph, &good).expect("a good plan");
+    for (style, good) in plans {
+        verify(graph, good).expect("a good plan");
         for (name, mutate) in &MUTATIONS {
             for seed in 0..rounds {
                 let mut random = Random::new(seed * 31 + rounds);
@@ -176,12 +179,12 @@ fn mutate_all(graph: &Graph, styles: &[Style], rounds: u64) -> BTreeMap<&'static
                     Ok(_) => {
                         tally.accepted += 1;
                         oracle::agrees(graph, &plan, &expected, 4).unwrap_or_else(|error| {
-                            panic!("{name} ({style:?}, seed {seed}) was accepted, but {error}")
+                            panic!("{name} ({style}, seed {seed}) was accepted, but {error}")
                         });
                         let faults =
                             SimFaults { seed, copy_delay_seconds: 9.0, ..SimFaults::default() };
                         simulated::run(graph, &plan, faults).unwrap_or_else(|error| {
-                            panic!("{name} ({style:?}, seed {seed}) was accepted, but {error}")
+                            panic!("{name} ({style}, seed {seed}) was accepted, but {error}")
                         });
                     }
                     Err(violation) => {
@@ -209,10 +212,27 @@ fn is_about_order(violation: &Violation) -> bool {
     )
 }
 
+/// Naive plans, and what the planner makes of tight and wide lines.
+fn plans(graph: &Graph) -> Vec<(String, Plan)> {
+    let mut plans: Vec<(String, Plan)> =
+        [Style::Apart, Style::Slots(2), Style::Slots(3), Style::Leaves(2), Style::Mixed(1)]
+            .map(|style| (format!("{style:?}"), naive::plan(graph, style)))
+            .into();
+    let least = lower_bound(graph, &Slow);
+    for (line, offload) in [
+        (Line::Min, Offload::Auto),
+        (Line::Bytes(least * 5 / 4), Offload::Auto),
+        (Line::Bytes(least * 2), Offload::Auto),
+        (Line::Min, Offload::Group { blocks: 1 }),
+    ] {
+        let request = Request { line, offload, prefetch: true };
+        plans.push((format!("{offload} at {line}"), plan(graph, &Slow, &request).expect("fits")));
+    }
+    plans
+}
+
 fn check(graph: &Graph, rounds: u64) {
-    let styles =
-        [Style::Apart, Style::Slots(2), Style::Slots(3), Style::Leaves(2), Style::Mixed(1)];
-    let tallies = mutate_all(graph, &styles, rounds);
+    let tallies = mutate_all(graph, &plans(graph), rounds);
     let (mut shown, mut of) = (0, 0);
     for (name, Tally { caught, accepted, shown: wrong, of: tried }) in &tallies {
         println!(

@@ -9,7 +9,7 @@ pub mod oracle;
 pub mod simulated;
 
 use plimsoll_graph::{Graph, Op};
-use plimsoll_plan::Plan;
+use plimsoll_plan::{Machine, Plan};
 use plimsoll_verify::{Verified, Violation};
 
 /// A rule with some ops that need no workspace, as devices have.
@@ -19,6 +19,27 @@ pub fn workspace_bytes(op: &Op) -> u64 {
         "attention" => 320,
         "conv3x3" => 512,
         _ => 0,
+    }
+}
+
+/// A machine of that rule; copies are slow, so that streaming matters.
+pub struct Slow;
+
+impl Machine for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    fn vram_bytes(&self) -> u64 {
+        1 << 30
+    }
+    fn workspace_bytes(&self, _: &Graph, op: &Op) -> u64 {
+        workspace_bytes(op)
+    }
+    fn op_seconds(&self, _: &Graph, _: &Op) -> f64 {
+        1e-3
+    }
+    fn copy_seconds(&self, bytes: u64, _: u64) -> f64 {
+        bytes as f64 * 1e-6
     }
 }
 
