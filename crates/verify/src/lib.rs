@@ -15,7 +15,8 @@
 //! 7. `seam` and the figures: the steady step is periodic, predicted bytes are counted again.
 //!
 //! From 3 to 6 follows: a device that keeps each lane in order and honours the edges computes what the graph
-//! says, at any speed of either lane, within `arena_bytes <= line_bytes`.
+//! says, at any speed of either lane, within `arena_bytes <= line_bytes`. `tests/` hold this against an oracle that
+//! runs plans byte by byte under random interleavings, and against the simulated device.
 //!
 //! Not proved here: that the graph is the right model (golden tests), that a device's op stays inside its
 //! operands (the device's tests), predicted seconds (a test against the simulated device).
@@ -56,8 +57,8 @@ impl<'p> Verified<'p> {
 ///
 /// `workspace_bytes` is the device's own rule: the scratch bytes that its implementation of an op needs.
 ///
-/// Memory: some words for each op, each copy, and each pair of a load and a visit. Time: FLUX.1-dev with 50
-/// steps in leaves takes well under 0.3 s.
+/// Memory: some words for each op, each copy, and each pair of a load and a visit. Time: about 10 ms for
+/// FLUX.1-dev with 50 steps, be it 20,000 visits in leaves.
 ///
 /// # Errors
 /// The first [`Violation`] in the order of the checks above.

@@ -89,7 +89,7 @@ fn check(seed: u64, counts: &Counts) {
     counts.copies.fetch_add(plan.copies.len() as u64, Ordering::Relaxed);
     verify(&graph, &machine, &plan).unwrap_or_else(|violation| panic!("{what}: {violation}"));
     on_the_simulated_device(&graph, &machine, &plan, seed, &what);
-    if seed % ORACLE_EVERY == 0 {
+    if seed.is_multiple_of(ORACLE_EVERY) {
         oracle::agrees(&graph, &plan, &oracle::reference(&graph), 2)
             .unwrap_or_else(|error| panic!("{what}: {error}"));
     }

@@ -147,8 +147,11 @@ fn phases(graph: &Graph, cuts: &[Cut]) -> Vec<Phase> {
         .map(|(index, phase)| Phase {
             name: phase.name.clone(),
             kind: phase.kind,
-            visits_start: cuts.iter().position(|cut| cut.phase == index).unwrap() as u32,
-            visits_end: cuts.iter().rposition(|cut| cut.phase == index).unwrap() as u32 + 1,
+            visits_start: cuts.iter().position(|cut| cut.phase == index).expect("a phase has ops")
+                as u32,
+            visits_end: cuts.iter().rposition(|cut| cut.phase == index).expect("a phase has ops")
+                as u32
+                + 1,
             repeat: phase.repeat,
         })
         .collect()
