@@ -67,6 +67,7 @@ impl CpuDevice {
                 what: format!("a pool of {workers} worker threads ({error})"),
                 device: "cpu".to_owned(),
             })?;
+        wake(&pool);
         Ok(Self { arena, pool })
     }
 
@@ -85,6 +86,21 @@ impl CpuDevice {
     pub fn workers(&self) -> usize {
         self.pool.current_num_threads()
     }
+}
+
+/// Makes every worker carry out a task that another handed over, so that what the pool sets up at a thread's
+/// first theft is there before a run begins.
+fn wake(pool: &rayon::ThreadPool) {
+    fn meet(workers: usize, all: &std::sync::Barrier) {
+        if workers > 1 {
+            rayon::join(|| meet(workers / 2, all), || meet(workers - workers / 2, all));
+        } else {
+            all.wait();
+        }
+    }
+    let workers = pool.current_num_threads();
+    let all = std::sync::Barrier::new(workers);
+    pool.install(|| meet(workers, &all));
 }
 
 impl Device for CpuDevice {

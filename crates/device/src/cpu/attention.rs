@@ -121,7 +121,9 @@ impl Attention<'_> {
                             let queries = [corner.row + row, count];
                             self.attend(isa, &blocking, head, queries, &mut scratch);
                             let stride = count.next_multiple_of(LANES);
-                            store(isa, &scratch,
+                            store(
+                                isa,
+                                &scratch,
                                 stride,
                                 blocking.head_dim,
                                 [row, col, count],

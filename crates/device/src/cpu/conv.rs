@@ -45,11 +45,7 @@ pub(crate) struct Blocking {
 
 impl Blocking {
     /// For a result of `height x width` pixels.
-    pub(crate) fn new(
-        [height, width]: [usize; 2],
-        channels: usize,
-        out_channels: usize,
-    ) -> Self {
+    pub(crate) fn new([height, width]: [usize; 2], channels: usize, out_channels: usize) -> Self {
         let work = 2 * height * width * channels * TAPS * out_channels;
         let strands = strands_for(work, GRAIN).min(strands_for(height * width, STRAND_PIXELS));
         let grid = Grid::new([height * width, 1], [strands, 1], [width, 1]);
@@ -135,7 +131,9 @@ impl Conv<'_> {
                                 ],
                             };
                             let sums = self.sum_tile(isa, &blocking, tile, scratch);
-                            store(isa, &blocking,
+                            store(
+                                isa,
+                                &blocking,
                                 &epilogue,
                                 tile,
                                 [size[1], corner.row],
@@ -177,8 +175,7 @@ impl Conv<'_> {
                 for panel in (0..lanes).step_by(PANEL) {
                     for tap in 0..TAPS {
                         let offset = panel + tap / 3 * blocking.pitch() + tap % 3;
-                        let store =
-                            if channel + tap == 0 { Store::Set(1.0) } else { Store::Add };
+                        let store = if channel + tap == 0 { Store::Set(1.0) } else { Store::Add };
                         product(
                             [PANEL.min(lanes - panel), count, channels],
                             &mut sums[out_channel * stride + panel..],

@@ -120,12 +120,7 @@ impl Strand<'_, '_> {
     ///
     /// Lanes that hold all of `k` are packed for the first tile of a row of tiles.
     #[inline(always)]
-    fn sum_tile(
-        &self,
-        place: TilePlace,
-        is_first: bool,
-        [lanes, weights, sums]: [&mut [f32]; 3],
-    ) {
+    fn sum_tile(&self, place: TilePlace, is_first: bool, [lanes, weights, sums]: [&mut [f32]; 3]) {
         let [rows, cols] = place.size;
         let stride = rows.next_multiple_of(LANES);
         let k = self.x.cols();

@@ -74,8 +74,7 @@ impl Rows<'_, '_> {
                 self.load_factors(col, count);
             }
             let values = &mut self.values[..count];
-            for ((value, factor), addend) in
-                values.iter_mut().zip(&self.factors).zip(&self.addends)
+            for ((value, factor), addend) in values.iter_mut().zip(&self.factors).zip(&self.addends)
             {
                 *value = apply(*value, *factor, *addend);
             }
@@ -105,8 +104,7 @@ pub(crate) fn norm(x: MatRef<'_>, norm: &Norm<MatRef<'_>, MatRef<'_>>, out: MatM
             #[inline(always)]
             |_| {
                 let (values, factors, addends) = ([0.0; ROW], [0.0; ROW], [0.0; ROW]);
-                let mut rows =
-                    Rows { x: &x, factor, addend, row: 0, values, factors, addends };
+                let mut rows = Rows { x: &x, factor, addend, row: 0, values, factors, addends };
                 if rows.is_whole() {
                     rows.load_factors(0, cols);
                 }
@@ -148,21 +146,21 @@ impl HeadNorm<'_> {
         let rows = q.rows();
         let head_dim = q.cols() / self.heads;
         let strands = strands_for(2 * rows * q.cols(), GRAIN / 2);
-        for_each_band([q, k], rows, strands, &|first: usize, [q, k]: [MatMut<'_>; 2]| {
+        for_each_band([q, k], rows, strands, &|first: usize, [mut q, mut k]: [MatMut<'_>; 2]| {
             vectorised(
                 #[inline(always)]
                 |_| {
-                    for (mut band, weight) in [(q, self.q_weight), (k, self.k_weight)] {
-                        let [mut scale, mut turn, mut values] = [[0.0; HEAD_DIM_MAX]; 3];
-                        let (scale, turn) = (&mut scale[..head_dim], &mut turn[..head_dim]);
-                        let values = &mut values[..head_dim];
-                        weight.load(0, 0, scale);
-                        for row in 0..band.rows() {
-                            self.rope.load(first + row, 0, turn);
-                            for col in (0..band.cols()).step_by(head_dim) {
-                                band.load(row, col, values);
-                                self.turn_head(values, scale, turn);
-                                band.store(row, col, values);
+                    let [mut q_scale, mut k_scale, mut values] = [[0.0; HEAD_DIM_MAX]; 3];
+                    let mut turn = Turn { cos: [0.0; HEAD_DIM_MAX], sin: [0.0; HEAD_DIM_MAX] };
+                    self.q_weight.load(0, 0, &mut q_scale[..head_dim]);
+                    self.k_weight.load(0, 0, &mut k_scale[..head_dim]);
+                    for row in 0..q.rows() {
+                        turn.load(&self.rope, first + row);
+                        for (band, scale) in [(&mut q, &q_scale), (&mut k, &k_scale)] {
+                            for col in (0..self.heads * head_dim).step_by(head_dim) {
+                                band.load(row, col, &mut values[..head_dim]);
+                                self.turn_head(&mut values, head_dim, scale, &turn);
+                                band.store(row, col, &values[..head_dim]);
                             }
                         }
                     }
@@ -171,18 +169,57 @@ impl HeadNorm<'_> {
         });
     }
 
+    /// `values` past the head are zero and stay so: whole vectors go by.
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "a head's width, at most 512")]
-    fn turn_head(&self, values: &mut [f32], scale: &[f32], turn: &[f32]) {
-        let mean = math::sum(values, |value| value * value) / scale.len() as f64;
+    fn turn_head(
+        &self,
+        values: &mut [f32; HEAD_DIM_MAX],
+        head_dim: usize,
+        scale: &[f32; HEAD_DIM_MAX],
+        turn: &Turn,
+    ) {
+        let mean = math::sum(&values[..head_dim], |value| value * value) / head_dim as f64;
         let norm = math::rsqrt(mean + f64::from(self.eps));
-        for (value, scale) in values.iter_mut().zip(scale) {
-            *value = *value * norm * *scale;
+        let count = head_dim.div_ceil(VECTOR);
+        let [scales, cos, sin] =
+            [scale, &turn.cos, &turn.sin].map(|all| all.as_chunks::<VECTOR>().0);
+        let chunks = values.as_chunks_mut::<VECTOR>().0;
+        for (((values, scales), cos), sin) in
+            chunks.iter_mut().zip(scales).zip(cos).zip(sin).take(count)
+        {
+            let scaled: [f32; VECTOR] = std::array::from_fn(|at| values[at] * norm * scales[at]);
+            let swapped: [f32; VECTOR] = std::array::from_fn(|at| scaled[at ^ 1]);
+            for at in 0..VECTOR {
+                values[at] = swapped[at].mul_add(sin[at], scaled[at] * cos[at]);
+            }
         }
-        let (cos, sin) = turn.split_at(turn.len() / 2);
-        for ((pair, cos), sin) in values.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-            let [even, odd] = *pair;
-            *pair = [cos * even - sin * odd, sin * even + cos * odd];
+    }
+}
+
+/// Elements that are turned side by side.
+const VECTOR: usize = 16;
+
+/// A row's rotation, an entry an element: `x * cos + (x of the pair's other) * sin`.
+struct Turn {
+    cos: [f32; HEAD_DIM_MAX],
+    /// Negative for the first of a pair.
+    sin: [f32; HEAD_DIM_MAX],
+}
+
+impl Turn {
+    #[inline(always)]
+    fn load(&mut self, rope: &MatRef<'_>, row: usize) {
+        let half = rope.cols() / 2;
+        let [mut cos, mut sin] = [[0.0; HEAD_DIM_MAX / 2]; 2];
+        rope.load(row, 0, &mut cos[..half]);
+        rope.load(row, half, &mut sin[..half]);
+        let pairs = self.cos.as_chunks_mut::<2>().0.iter_mut();
+        for ((cos_pair, sin_pair), (cos, sin)) in
+            pairs.zip(self.sin.as_chunks_mut::<2>().0).zip(cos.iter().zip(&sin)).take(half)
+        {
+            *cos_pair = [*cos, *cos];
+            *sin_pair = [-*sin, *sin];
         }
     }
 }
