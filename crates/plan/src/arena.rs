@@ -6,8 +6,8 @@
 //! until the floor is met; then walk over orders near the best, a number of steps that is fixed beforehand. No
 //! clock, and the same choices every time.
 //!
-//! An item has one or two spans of ops: a load that is fetched at the end of a loop's body for its head is alive
-//! at both.
+//! An item has up to three spans of ops. A load that is fetched at the end of a loop's body for its head is alive
+//! at both; what follows the loop may be fetched during its last step, when nothing is fetched for a head any more.
 
 use crate::facts::Span;
 use crate::walk::improve;
@@ -19,19 +19,46 @@ pub(crate) struct Item {
     pub(crate) bytes: u64,
     /// When it is alive.
     pub(crate) span: Span,
-    /// A second time, after the first and apart from it; [`NEVER`] for none.
+    /// More such ops in every step of a loop but the last; [`NEVER`] for none.
     pub(crate) tail: Span,
+    /// More such ops in the last step of a loop only; [`NEVER`] for none.
+    pub(crate) lead: Span,
 }
 
 /// A span that overlaps nothing.
 pub(crate) const NEVER: Span = (u32::MAX, 0);
 
 impl Item {
+    /// Something that is alive from the first to the last op of `span`.
+    pub(crate) fn new(bytes: u64, span: Span) -> Self {
+        Self { bytes, span, tail: NEVER, lead: NEVER }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.tail == NEVER && self.lead == NEVER
+    }
+
+    /// Whether the two are alive at the same time: a tail and a lead never are, they are of different steps.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        if meet(self.span, other.span) {
+            return true;
+        }
+        if self.is_plain() && other.is_plain() {
+            return false;
+        }
+        meet(self.tail, other.span)
+            || meet(self.span, other.tail)
+            || meet(self.tail, other.tail)
+            || meet(self.lead, other.span)
+            || meet(self.span, other.lead)
+            || meet(self.lead, other.lead)
+    }
+
     fn length(&self) -> u64 {
         let length = |(first, last): Span| {
             if first <= last { u64::from(last - first) + 1 } else { 0 }
         };
-        length(self.span) + length(self.tail)
+        length(self.span) + length(self.tail) + length(self.lead)
     }
 }
 
@@ -54,13 +81,17 @@ pub(crate) enum Effort {
 /// Items that [`Effort::Thorough`] may place in all, some 30 ms.
 const PLACED_THOROUGH: u64 = 160_000;
 
-/// Bytes alive at each op.
+/// Bytes alive at each op, in the step of a loop that has more of them.
 pub(crate) fn live(items: &[Item], ops: usize) -> Vec<u64> {
-    let spans = items
-        .iter()
-        .flat_map(|item| [(item.span, item.bytes), (item.tail, item.bytes)])
-        .filter(|((first, last), _)| first <= last);
-    crate::facts::live_bytes(ops, spans, std::iter::repeat(0))
+    let of = |extra: fn(&Item) -> Span| {
+        let spans = items
+            .iter()
+            .flat_map(|item| [(item.span, item.bytes), (extra(item), item.bytes)])
+            .filter(|((first, last), _)| first <= last);
+        crate::facts::live_bytes(ops, spans, std::iter::repeat(0))
+    };
+    let (inner, last) = (of(|item| item.tail), of(|item| item.lead));
+    inner.into_iter().zip(last).map(|(inner, last)| inner.max(last)).collect()
 }
 
 /// Places all items; stops at the first peak of `enough` or less.
@@ -166,15 +197,14 @@ fn fullest(items: &[Item], live: &[u64]) -> Vec<u64> {
         let level = (last - first + 1).ilog2() as usize;
         levels[level][first].max(levels[level][last + 1 - (1 << level)])
     };
-    items.iter().map(|item| most(item.span).max(most(item.tail))).collect()
+    items.iter().map(|item| most(item.span).max(most(item.tail)).max(most(item.lead))).collect()
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     offset: u64,
     end: u64,
-    span: Span,
-    tail: Span,
+    item: Item,
 }
 
 /// Ops of a bucket of the shelf.
@@ -190,7 +220,7 @@ pub(crate) struct Shelf {
     offsets: Vec<u64>,
 }
 
-pub(crate) fn meet(a: Span, b: Span) -> bool {
+fn meet(a: Span, b: Span) -> bool {
     a.0 <= b.1 && b.0 <= a.1
 }
 
@@ -215,7 +245,7 @@ impl Shelf {
                 return false;
             }
             offsets[*at as usize] = offset;
-            let placed = Placed { offset, end, span: item.span, tail: item.tail };
+            let placed = Placed { offset, end, item: *item };
             for bucket in buckets(item) {
                 let bucket = &mut self.buckets[bucket];
                 let place = bucket.partition_point(|other| other.offset < offset);
@@ -231,7 +261,7 @@ impl Shelf {
     fn lowest(&self, item: &Item) -> u64 {
         let mut offset = 0;
         let (first, last) = item.span;
-        if first / BUCKET_OPS == last / BUCKET_OPS && item.tail == NEVER {
+        if first / BUCKET_OPS == last / BUCKET_OPS && item.is_plain() {
             return raise(&self.buckets[(first / BUCKET_OPS) as usize], item, offset);
         }
         let mut calm = 0;
@@ -260,25 +290,20 @@ fn buckets(item: &Item) -> impl Iterator<Item = usize> + Clone {
             0..0
         }
     };
-    let (span, tail) = (of(item.span), of(item.tail));
+    // An item has a tail, which is after its span, or a lead, which is before it, or neither.
+    let (lead, span, tail) = (of(item.lead), of(item.span), of(item.tail));
     let start = tail.start.max(span.end);
-    span.chain(start..tail.end.max(start))
+    (lead.start..lead.end.min(span.start)).chain(span).chain(start..tail.end.max(start))
 }
 
 /// The lowest offset from `offset` on at which nothing in `placed` is in the way.
 fn raise(placed: &[Placed], item: &Item, mut offset: u64) -> u64 {
-    let has_tail = item.tail.0 <= item.tail.1;
     for placed in placed {
         if placed.offset >= offset + item.bytes {
             break;
         }
-        if placed.end > offset {
-            let meets = meet(placed.span, item.span)
-                || meet(placed.tail, item.span)
-                || (has_tail && (meet(placed.span, item.tail) || meet(placed.tail, item.tail)));
-            if meets {
-                offset = placed.end;
-            }
+        if placed.end > offset && placed.item.meets(item) {
+            offset = placed.end;
         }
     }
     offset
@@ -289,7 +314,7 @@ mod tests {
     use super::*;
 
     fn item(bytes: u64, span: Span) -> Item {
-        Item { bytes: bytes * 256, span, tail: NEVER }
+        Item::new(bytes * 256, span)
     }
 
     fn check(items: &[Item], ops: usize, expect_units: u64) {
@@ -300,7 +325,7 @@ mod tests {
                     [a.span, a.tail].iter().any(|a| [b.span, b.tail].iter().any(|b| meet(*a, *b)));
                 let (start_a, start_b) = (packing.offsets[at], packing.offsets[bt]);
                 let apart = start_a + a.bytes <= start_b || start_b + b.bytes <= start_a;
-                assert!(!meets || apart, "items {at} and {bt} share bytes");
+                assert!(!a.meets(b) || apart, "items {at} and {bt} share bytes");
             }
         }
         let peak = items.iter().zip(&packing.offsets).map(|(i, o)| i.bytes + o).max();
@@ -315,8 +340,11 @@ mod tests {
         check(&[item(3, (0, 4)), item(2, (5, 9))], 10, 3);
         check(&[item(3, (0, 5)), item(2, (5, 9))], 10, 5);
         // Wrapped: alive at the head and the tail, another in between.
-        let wrapped = Item { bytes: 512, span: (0, 1), tail: (8, 9) };
+        let wrapped = Item { tail: (8, 9), ..item(2, (0, 1)) };
         check(&[wrapped, item(2, (2, 7)), item(1, (0, 9))], 10, 3);
+        // What follows the loop (ops up to 9) lies where the head's tail does in the steps before.
+        let follows = Item { lead: (8, 9), ..item(2, (10, 11)) };
+        check(&[wrapped, item(2, (2, 7)), item(1, (0, 9)), follows], 12, 3);
         // First fit by start or by size alone does not reach the floor here.
         check(
             &[item(1, (0, 2)), item(1, (1, 3)), item(2, (3, 5)), item(1, (4, 6)), item(2, (0, 0))],

@@ -27,8 +27,14 @@ const PLACED_MOST: usize = 4;
 /// Items of a graph of which all points are placed.
 const ITEMS_FEW: usize = 300;
 
+/// Items of activations of a graph for which the named strategies are placed as thoroughly as by themselves.
+const ITEMS_MIDDLING: usize = 900;
+
+/// A placed point has kept its promise if it costs at most this much more: it had to give up little for offsets.
+const KEPT_PROMISE: f64 = 1.02;
+
 /// Points of which it is tried; some have live bytes under the line but no offsets.
-const TRIED_MOST: usize = 12;
+const TRIED_MOST: usize = 10;
 
 /// A point that promises less than this is not placed.
 const GAIN_LEAST: f64 = 1.000_2;
@@ -135,6 +141,8 @@ pub(crate) fn search<'g>(
         .collect();
     let mut points = points(facts, &ways, line, prefetch);
     points.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    // Points of one way that promise the same to the last digit are the same schedule.
+    points.dedup_by(|a, b| a.way == b.way && a.cost == b.cost);
     let mut placed = 0;
     let placed_most = if is_small { points.len() } else { PLACED_MOST };
     for point in points.iter().take(TRIED_MOST.max(placed_most)) {
@@ -143,7 +151,7 @@ pub(crate) fn search<'g>(
         }
         let way = &ways[point.way];
         let Some(draft) = settle(facts, way, items, line, prefetch, point.kind) else { continue };
-        placed += 1;
+        placed += usize::from(draft.cost <= point.cost * KEPT_PROMISE);
         if draft.cost < best.cost {
             best = draft;
         }
@@ -247,7 +255,7 @@ fn settle(
     let tries = if matches!(kind, Kind::Slots(_)) { SETTLE_TRIES } else { 1 };
     for _ in 0..tries {
         let schedule = at(facts, way, budget, prefetch, kind)?;
-        let effort = if tries == 1 && items.items.len() <= 2 * ITEMS_FEW {
+        let effort = if tries == 1 && items.items.len() <= ITEMS_MIDDLING {
             Effort::Thorough
         } else {
             Effort::Quick

@@ -119,7 +119,7 @@ fn restricted(
 fn promised(facts: &Facts<'_>, schedule: &Schedule, clock: &Clock, hold: usize) -> Edge {
     let hold = &schedule.holds[hold];
     let phase = schedule.cut.visits[hold.first as usize].phase as usize;
-    let visit = schedule.cut.visit_of(hold.span.0);
+    let visit = schedule.cut.visit_of(hold.span.0.min(hold.lead.0));
     let of = schedule.cut.visits[visit as usize].phase as usize;
     // A span that begins in an earlier phase begins in its last repetition.
     let last = (clock.repeat[of] - 1) * clock.length[of] * i64::from(of != phase);

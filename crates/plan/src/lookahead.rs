@@ -3,7 +3,8 @@
 //! A place that is free one visit earlier lets the copy begin one visit earlier. Memory that a phase leaves free is
 //! given to the streamed units in rounds, as to slots of a ring: in round `m` each may reach back to the last
 //! reader of the `m`-th streamed unit before it, as long as every visit on the way stays under the budget. In a
-//! loop the units of the head reach over the seam into the tail of the step before.
+//! loop the units of the head reach over the seam into the tail of the step before, and those that follow the loop
+//! into the tail of its last step, where nothing is fetched for a head any more.
 //!
 //! What is granted here is what the arena then guarantees; `edges` lets a copy run further ahead wherever offsets
 //! happen to allow it.
@@ -13,7 +14,8 @@ use crate::schedule::Schedule;
 
 /// Extends the spans of streamed holds backwards where `budget` allows it, in `rounds` rounds.
 pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64, rounds: u64) {
-    let mut full = fullness(facts, schedule);
+    let most = fullness(facts, schedule);
+    let mut full = Full { inner: most.clone(), last: most, budget };
     let cut = schedule.cut.clone();
     let streamed: Vec<usize> =
         (0..schedule.holds.len()).filter(|at| !schedule.holds[*at].is_resident).collect();
@@ -25,11 +27,13 @@ pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64, ro
             let phase = cut.visits[hold.first as usize].phase as usize;
             let visits = cut.visits_of(phase);
             let is_loop = facts.phases[phase].repeat > 1;
+            let loop_before = phase.checked_sub(1).filter(|p| facts.phases[*p].repeat > 1);
             Reach {
                 hold: *at,
                 bytes: schedule.hold_bytes(hold),
                 from: hold.first,
                 tail: visits.end,
+                loop_before: loop_before.map(|phase| cut.visits_of(phase).start),
                 phase_start: visits.start,
                 is_loop,
                 is_stuck: false,
@@ -39,12 +43,18 @@ pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64, ro
     for round in 1..=usize::try_from(rounds).unwrap_or(usize::MAX) {
         for at in 0..reach.len() {
             let target = target(schedule, &streamed, &reach, at, round);
-            grow(&mut reach[at], target, &mut full, budget);
+            full.grow(&mut reach[at], target);
         }
     }
     for reach in reach {
         let hold = &mut schedule.holds[reach.hold];
-        hold.span.0 = hold.span.0.min(cut.visits[reach.from as usize].start);
+        let from = cut.visits[reach.from as usize].start;
+        if reach.loop_before.is_some() && reach.from < reach.phase_start {
+            hold.span.0 = cut.visits[reach.phase_start as usize].start;
+            hold.lead = (from, hold.span.0 - 1);
+        } else {
+            hold.span.0 = hold.span.0.min(from);
+        }
         let phase = cut.visits[hold.first as usize].phase as usize;
         if reach.tail < cut.visits_of(phase).end {
             hold.tail = (cut.visits[reach.tail as usize].start, facts.phases[phase].end - 1);
@@ -55,8 +65,12 @@ pub(crate) fn extend(facts: &Facts<'_>, schedule: &mut Schedule, budget: u64, ro
 struct Reach {
     hold: usize,
     bytes: u64,
+    /// First visit; before the phase's first in the phase before.
     from: u32,
+    /// First visit of the tail; the loop's end for none.
     tail: u32,
+    /// First visit of the phase before, if that is a loop.
+    loop_before: Option<u32>,
     phase_start: u32,
     is_loop: bool,
     is_stuck: bool,
@@ -95,27 +109,53 @@ fn target(
     Target { from: from.min(mine.phase_start), tail: Some(tail.max(own)) }
 }
 
-fn grow(reach: &mut Reach, target: Target, full: &mut [u64], budget: u64) {
-    let bytes = reach.bytes;
-    let mut take = |visit: u32| {
-        let place = &mut full[visit as usize];
-        let fits = place.saturating_add(bytes) <= budget;
-        if fits {
-            *place += bytes;
+/// The most bytes alive in each visit: in the last step of a loop, and in all others.
+struct Full {
+    inner: Vec<u64>,
+    last: Vec<u64>,
+    budget: u64,
+}
+
+/// In which steps of a loop a place is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Steps {
+    All,
+    ButLast,
+    Last,
+}
+
+impl Full {
+    /// Takes `bytes` in a visit if they fit.
+    fn take(&mut self, visit: u32, bytes: u64, steps: Steps) -> bool {
+        let [inner, last] = [&mut self.inner, &mut self.last].map(|full| &mut full[visit as usize]);
+        let fits = |full: u64| full.saturating_add(bytes) <= self.budget;
+        let (in_inner, in_last) = (steps != Steps::Last, steps != Steps::ButLast);
+        if (in_inner && !fits(*inner)) || (in_last && !fits(*last)) {
+            return false;
         }
-        fits
-    };
-    // Inside the phase first, then over the seam, then into the phase before.
-    let floor = if reach.is_loop { target.from.max(reach.phase_start) } else { target.from };
-    while !reach.is_stuck && reach.from > floor {
-        if take(reach.from - 1) { reach.from -= 1 } else { reach.is_stuck = true }
+        *inner += bytes * u64::from(in_inner);
+        *last += bytes * u64::from(in_last);
+        true
     }
-    if let (Some(tail), false) = (target.tail, reach.is_stuck) {
-        while !reach.is_stuck && reach.from == reach.phase_start && reach.tail > tail {
-            if take(reach.tail - 1) { reach.tail -= 1 } else { reach.is_stuck = true }
+
+    fn grow(&mut self, reach: &mut Reach, target: Target) {
+        // Inside the phase first, then over the seam, then into the phase before.
+        while !reach.is_stuck && reach.from > target.from.max(reach.phase_start) {
+            let fits = self.take(reach.from - 1, reach.bytes, Steps::All);
+            if fits { reach.from -= 1 } else { reach.is_stuck = true }
         }
-        while !reach.is_stuck && reach.from > target.from {
-            if take(reach.from - 1) { reach.from -= 1 } else { break }
+        let tail = target.tail.unwrap_or(u32::MAX);
+        while !reach.is_stuck && reach.from <= reach.phase_start && reach.tail > tail {
+            let fits = self.take(reach.tail - 1, reach.bytes, Steps::ButLast);
+            if fits { reach.tail -= 1 } else { reach.is_stuck = true }
+        }
+        let steps = if reach.loop_before.is_some() { Steps::Last } else { Steps::All };
+        let floor = target.from.max(reach.loop_before.unwrap_or(0));
+        while reach.from <= reach.phase_start && reach.from > floor {
+            if !self.take(reach.from - 1, reach.bytes, steps) {
+                break;
+            }
+            reach.from -= 1;
         }
     }
 }

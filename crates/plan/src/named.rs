@@ -123,6 +123,7 @@ pub(crate) fn group(facts: &Facts<'_>, cut: Rc<Cut>, blocks: u32, prefetch: bool
                     begin: Begin::Visit { visit: begin, wraps },
                     span,
                     tail,
+                    lead: NEVER,
                 };
                 holds.push((hold, readers(&mine)));
             }

@@ -50,8 +50,10 @@ pub(crate) struct Hold {
     pub(crate) begin: Begin,
     /// Ops during which the bytes are its own.
     pub(crate) span: Span,
-    /// More such ops at the end of the loop's body.
+    /// More such ops at the end of the loop's body, for the next step; see [`Item::tail`].
     pub(crate) tail: Span,
+    /// More such ops at the end of the loop before, in its last step; see [`Item::lead`].
+    pub(crate) lead: Span,
 }
 
 /// See the head of this file.
@@ -112,6 +114,7 @@ pub(crate) fn streamed(cut: &Cut, unit: u32, (visit, last_op): (u32, u32)) -> Ho
         begin: Begin::Free,
         span: (cut.visits[visit as usize].start, last_op),
         tail: NEVER,
+        lead: NEVER,
     }
 }
 
@@ -144,6 +147,7 @@ pub(crate) fn resident(
         begin: Begin::Free,
         span: (start, end),
         tail: NEVER,
+        lead: NEVER,
     })
 }
 
@@ -163,13 +167,13 @@ impl Items {
         let (mut items, mut tensors, mut ops) = (Vec::new(), Vec::new(), Vec::new());
         for ((span, bytes), at) in facts.tensor_spans.iter().zip(&facts.tensor_bytes).zip(0u32..) {
             if let (Some(span), true) = (span, *bytes > 0) {
-                items.push(Item { bytes: round_up(*bytes), span: *span, tail: NEVER });
+                items.push(Item::new(round_up(*bytes), *span));
                 tensors.push(at);
             }
         }
         for (bytes, at) in facts.workspace_bytes.iter().zip(0u32..) {
             if *bytes > 0 {
-                items.push(Item { bytes: round_up(*bytes), span: (at, at), tail: NEVER });
+                items.push(Item::new(round_up(*bytes), (at, at)));
                 ops.push(at);
             }
         }
@@ -189,6 +193,7 @@ impl Items {
             bytes: schedule.hold_bytes(hold).max(crate::types::ALIGNMENT),
             span: hold.span,
             tail: hold.tail,
+            lead: hold.lead,
         }));
         items
     }

@@ -4,7 +4,7 @@
 //! whatever the order. So the walk is over the order of the items that are alive at a full time only, and all
 //! others are placed after them when that has brought something.
 
-use crate::arena::{Item, Packing, Shelf, meet};
+use crate::arena::{Item, Packing, Shelf};
 
 /// An item is placed in the walk if it is alive when this share of the floor is, in sixteenths.
 const FULL_SIXTEENTHS: u64 = 12;
@@ -129,12 +129,8 @@ impl Walk<'_> {
     /// Lets something that is alive beside the item at `of` go to another place in the order.
     fn swap_beside(&mut self, order: &mut [u32], of: usize) {
         let item = self.items[order[of] as usize];
-        let beside: Vec<usize> = (0..order.len())
-            .filter(|at| {
-                let other = &self.items[order[*at] as usize];
-                [item.span, item.tail].iter().any(|a| meet(*a, other.span) || meet(*a, other.tail))
-            })
-            .collect();
+        let beside: Vec<usize> =
+            (0..order.len()).filter(|at| item.meets(&self.items[order[*at] as usize])).collect();
         let (a, b) = (beside[self.draw(beside.len())], beside[self.draw(beside.len())]);
         order[a.min(b)..=a.max(b)].rotate_right(1);
     }

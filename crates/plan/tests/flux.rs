@@ -125,6 +125,12 @@ fn the_ledger_adds_up() {
     }
 }
 
+/// Time that this thread has run for.
+fn time_running() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+}
+
 #[test]
 fn planning_takes_at_most_50_ms() {
     if cfg!(debug_assertions) {
@@ -134,11 +140,12 @@ fn planning_takes_at_most_50_ms() {
     for (name, machine) in machines() {
         for line in ["min", "2GiB", "4GiB", "8GiB", "12GiB", "16GiB", "max"] {
             let line = line.parse().expect("a line");
-            // The best of five: others may be using the machine.
+            // The best of five, and where the system tells it without the time in which others ran.
             let times = (0..5).map(|_| {
-                let start = Instant::now();
+                let (start, running) = (Instant::now(), time_running());
                 std::hint::black_box(auto(&graph, &machine, line));
-                start.elapsed()
+                let wall = start.elapsed();
+                running.zip(time_running()).map_or(wall, |(a, b)| wall.min(b.saturating_sub(a)))
             });
             let best = times.min().unwrap_or_default();
             println!("{name} {line}: {best:?}");

@@ -48,9 +48,8 @@ fn readers(plan: &Plan) -> Vec<(usize, usize)> {
 fn held(plan: &Plan) -> Vec<Vec<usize>> {
     let mut held = vec![Vec::new(); plan.computes.len()];
     for (copy, (_, last)) in readers(plan).into_iter().enumerate() {
-        for at in plan.copies[copy].after as usize..=last {
-            held[at].push(copy);
-        }
+        let begin = plan.copies[copy].after as usize;
+        held[begin..=last].iter_mut().for_each(|copies| copies.push(copy));
     }
     held
 }

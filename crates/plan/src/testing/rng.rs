@@ -14,7 +14,7 @@ impl Rng {
     ///
     /// # Source
     /// Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014).
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,11 +24,11 @@ impl Rng {
 
     /// A number of `first..=last`.
     pub fn within(&mut self, first: u64, last: u64) -> u64 {
-        first + self.next() % (last - first + 1)
+        first + self.draw() % (last - first + 1)
     }
 
     /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n)
+        self.draw().is_multiple_of(n)
     }
 }

@@ -1,0 +1,223 @@
+//! Graphs small enough to know the answer: times, what runs ahead, odd shapes, malformed tables, ids.
+#![allow(clippy::expect_used, reason = "a test")]
+
+use plimsoll_graph::{Activation, Builder, DType, Dependence, Graph, LowerOptions, PhaseKind};
+use plimsoll_plan::testing::FlatMachine;
+use plimsoll_plan::{
+    Advice, Line, Offload, Plan, PlanError, Request, Timeline, lower_bound, plan, simulate,
+};
+
+const WIDTH: u64 = 256;
+const BLOCK_BYTES: u64 = WIDTH * WIDTH * 4;
+const ALL: [Offload; 5] = [
+    Offload::Auto,
+    Offload::None,
+    Offload::Model,
+    Offload::Sequential,
+    Offload::Group { blocks: 1 },
+];
+
+/// A loop of equal blocks, then a decoder of one.
+fn chain(blocks: u32, steps: u32) -> Graph {
+    let mut b = Builder::new(DType::F32, &|_, _| DType::F32);
+    let transformer = b.component("transformer");
+    b.phase(PhaseKind::Denoise, "denoise");
+    b.block(transformer, "in");
+    let latent = b.input("latent", 16, WIDTH, DType::F32, Dependence::Latent);
+    let dsigma = b.input("dsigma", 1, 1, DType::F32, Dependence::Step);
+    let mut x = latent;
+    let linear = |b: &mut Builder<'_>, x| {
+        let weight = b.weight("w", &[("w".to_owned(), vec![WIDTH, WIDTH])]);
+        b.linear("linear", x, weight, None, Activation::None)
+    };
+    for index in 0..blocks {
+        b.block(transformer, format!("block.{index}"));
+        x = linear(&mut b, x);
+    }
+    b.euler("euler", latent, x, dsigma);
+    let vae = b.component("vae");
+    b.phase(PhaseKind::Decode, "decode");
+    b.block(vae, "decoder");
+    let image = linear(&mut b, latent);
+    b.output("image", image);
+    b.finish(&LowerOptions { steps, samples: 1, hoist: true }).expect("a sound trace")
+}
+
+/// Seconds of a block's copy and of its op; all else costs nothing worth speaking of.
+fn machine(copy_seconds: f64, op_seconds: f64) -> FlatMachine {
+    FlatMachine {
+        vram_bytes: 1 << 30,
+        flops_per_second: (2 * 16 * WIDTH * WIDTH) as f64 / op_seconds,
+        memory_bytes_per_second: f64::INFINITY,
+        copy_bytes_per_second: BLOCK_BYTES as f64 / copy_seconds,
+        copy_seconds_latency: 0.0,
+        workspace_divisor: 0,
+    }
+}
+
+fn run(graph: &Graph, machine: &FlatMachine, line: Line) -> (Plan, Timeline) {
+    let request = Request { line, offload: Offload::Auto, prefetch: true };
+    let plan = plan(graph, machine, &request).expect("feasible");
+    let timeline = simulate(graph, &plan, machine);
+    assert_eq!(plan.predicted.seconds_total, timeline.seconds_total);
+    (plan, timeline)
+}
+
+#[track_caller]
+fn near(found: f64, expected: f64) {
+    assert!((found / expected - 1.0).abs() < 1e-3, "{found}, expected {expected}");
+}
+
+/// Activations of 64 KiB at most beside the slots.
+fn slots(count: u64) -> Line {
+    Line::Bytes(count * BLOCK_BYTES + (64 << 10))
+}
+
+#[test]
+fn a_step_takes_the_longer_of_copying_and_computing() {
+    let graph = chain(8, 6);
+    // Two slots: everything is streamed, and hidden behind whatever takes longer.
+    near(run(&graph, &machine(1.0, 0.25), slots(2)).1.seconds_per_step, 8.0);
+    near(run(&graph, &machine(0.25, 1.0), slots(2)).1.seconds_per_step, 8.0);
+    // Room for six: four stay beside two slots, four are copied.
+    let (plan, timeline) = run(&graph, &machine(1.0, 0.25), slots(6));
+    assert!(timeline.copied_bytes_per_step <= 4 * BLOCK_BYTES);
+    assert!(timeline.seconds_per_step <= 4.0 * 1.001, "{}", timeline.seconds_per_step);
+    assert_eq!(plan.predicted.copied_bytes_per_step, timeline.copied_bytes_per_step);
+    // Room for all.
+    let (_, timeline) = run(&graph, &machine(1.0, 0.25), Line::Max);
+    near(timeline.seconds_per_step, 2.0);
+    assert_eq!(timeline.copied_bytes_per_step, 0);
+    assert_eq!(timeline.copied_bytes, 9 * BLOCK_BYTES);
+}
+
+#[test]
+fn copies_run_ahead_over_the_seams() {
+    let graph = chain(8, 4);
+    // Two slots and no residents.
+    let (plan, timeline) = run(&graph, &machine(1.0, 1.0), slots(2));
+    let first_of = |step: Option<u32>| {
+        let at = plan.copies.iter().rposition(|copy| copy.step == step);
+        let same = plan.copies.iter().position(|copy| copy.step == step);
+        same.zip(at).expect("a copy of the step")
+    };
+    // The first copy of a step begins before the step before has ended.
+    let (first, _) = first_of(Some(2));
+    assert!(timeline.copies[first].0 < timeline.step_boundaries[2]);
+    // The decoder is on its way before the loop is over.
+    let (_, decoder) = first_of(None);
+    assert!(timeline.copies[decoder].0 < timeline.step_boundaries[4]);
+}
+
+#[test]
+fn steady_steps_are_translations() {
+    let graph = chain(5, 7);
+    for offload in ALL {
+        let request = Request { line: Line::Min, offload, prefetch: true };
+        let plan = plan(&graph, &machine(1.0, 1.0), &request).expect("feasible");
+        let of = |step| {
+            let copies = plan.copies.iter().enumerate().filter(move |(_, c)| c.step == Some(step));
+            copies.map(|(at, copy)| (at, copy.load, copy.after)).collect::<Vec<_>>()
+        };
+        let body = plan.phases.iter().find(|phase| phase.repeat == 7).expect("a loop");
+        let length = body.visits_end - body.visits_start;
+        for step in 2..7 {
+            let (before, now) = (of(step - 1), of(step));
+            assert_eq!(before.len(), now.len(), "{offload}");
+            for ((at, load, after), (next_at, next_load, next_after)) in before.into_iter().zip(now)
+            {
+                assert_eq!((load, at + of(step).len()), (next_load, next_at), "{offload}");
+                assert_eq!(after + length, next_after, "{offload}");
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_shapes_are_planned() {
+    let machine = machine(1.0, 1.0);
+    for graph in [chain(0, 1), chain(1, 1), chain(1, 3), chain(3, 1), chain(2, 2)] {
+        let bound = lower_bound(&graph, &machine);
+        for offload in ALL.into_iter().chain([Offload::Group { blocks: u32::MAX }]) {
+            for prefetch in [true, false] {
+                for line in [Line::Min, Line::Max, Line::Percent(100.0)] {
+                    let request = Request { line, offload, prefetch };
+                    let plan = plan(&graph, &machine, &request).expect("feasible");
+                    assert!(plan.arena_bytes >= bound && plan.arena_bytes <= plan.line_bytes);
+                    assert_eq!(plan.arena_bytes % 256, 0);
+                    assert!(plan.predicted.seconds_total > 0.0);
+                }
+            }
+        }
+        let least = run(&graph, &machine, Line::Min).0;
+        assert_eq!(least.line_bytes, bound);
+    }
+}
+
+#[test]
+fn an_infeasible_line_names_the_way_out() {
+    let graph = chain(8, 4);
+    let machine = machine(1.0, 1.0);
+    let refused = |line, offload| {
+        let request = Request { line: Line::Bytes(line), offload, prefetch: true };
+        match plan(&graph, &machine, &request).expect_err("infeasible") {
+            PlanError::Infeasible { smallest_bytes, smallest_any_bytes, at, advice, .. } => {
+                (smallest_bytes, smallest_any_bytes, at, advice)
+            }
+            error => panic!("{error}"),
+        }
+    };
+    let (smallest, any, at, advice) = refused(4 * BLOCK_BYTES, Offload::None);
+    assert!(smallest >= 9 * BLOCK_BYTES && any < 2 * BLOCK_BYTES);
+    assert_eq!(advice, Advice::UseOffload(Offload::Auto));
+    assert!(at.weight_bytes >= 9 * BLOCK_BYTES, "{at}");
+    let (.., advice) = refused(2 * BLOCK_BYTES - 256, Offload::Group { blocks: 1 });
+    assert_eq!(advice, Advice::PrefetchOff);
+    let (_, any, at, advice) = refused(BLOCK_BYTES, Offload::Auto);
+    assert_eq!(advice, Advice::RaiseLine { bytes: any });
+    assert_eq!(at.op, "linear");
+    let (_, any, _, advice) = refused(1024, Offload::Auto);
+    assert_eq!(advice, Advice::ShrinkActivations { bytes: any });
+    let request = Request { line: Line::Bytes(1024), offload: Offload::None, prefetch: true };
+    let text = plan(&graph, &machine, &request).expect_err("infeasible").to_string();
+    assert!(!text.contains('\n') && text.contains(&any.to_string()), "{text}");
+}
+
+#[test]
+fn malformed_graphs_are_refused_and_nothing_overflows() {
+    let machine = machine(1.0, 1.0);
+    let fails = |change: &dyn Fn(&mut Graph)| {
+        let mut graph = chain(3, 4);
+        change(&mut graph);
+        let request = Request { line: Line::Min, offload: Offload::Auto, prefetch: true };
+        plan(&graph, &machine, &request).expect_err("not a graph that can be planned")
+    };
+    let is_malformed = |error| matches!(error, PlanError::Malformed { .. });
+    let is_large = |error| matches!(error, PlanError::TooLarge { .. });
+    assert!(is_malformed(fails(&|graph| graph.phases.clear())));
+    assert!(is_malformed(fails(&|graph| graph.phases[0].visits.clear())));
+    assert!(is_malformed(fails(&|graph| graph.phases[0].repeat = 0)));
+    assert!(is_malformed(fails(&|graph| graph.phases[0].visits[0].ops_end = u32::MAX)));
+    assert!(is_malformed(fails(&|graph| graph.blocks.iter_mut().for_each(|b| b.weights.clear()))));
+    assert!(is_large(fails(&|graph| graph.phases[1].repeat = u32::MAX)));
+    assert!(is_large(fails(&|graph| graph.tensors[0].rows = u64::MAX)));
+    assert!(is_large(fails(&|graph| graph.weights[0].rows = u64::MAX / 2)));
+    assert!(is_large(fails(&|graph| graph.weights[0].cols = 1 << 50)));
+    let request =
+        Request { line: Line::Min, offload: Offload::Group { blocks: 0 }, prefetch: true };
+    assert_eq!(plan(&chain(1, 1), &machine, &request), Err(PlanError::NoBlocks));
+}
+
+#[test]
+fn the_id_follows_what_is_done_and_not_how_long_it_takes() {
+    let graph = chain(4, 3);
+    let id = |machine: FlatMachine, line, offload| {
+        let request = Request { line, offload, prefetch: true };
+        plan(&graph, &machine, &request).expect("feasible").id
+    };
+    let known = id(machine(1.0, 1.0), Line::Min, Offload::Sequential);
+    assert!(known.len() == 16 && known.bytes().all(|byte| byte.is_ascii_hexdigit()), "{known}");
+    assert_eq!(known, id(machine(2.0, 0.5), Line::Min, Offload::Sequential));
+    assert_ne!(known, id(machine(1.0, 1.0), Line::Min, Offload::None));
+    assert_ne!(known, id(machine(1.0, 1.0), slots(3), Offload::Sequential));
+}
