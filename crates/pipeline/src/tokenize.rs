@@ -9,6 +9,7 @@
 //! Invariants: every id is below the vocabulary size given at load, and ids have exactly the length
 //! asked for; a fault in the library, even a panic, is an error and no more.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::Tokenizer;
@@ -122,6 +123,8 @@ impl PromptTokenizer {
             let (length_min, length_max) = (frame, LENGTH_MAX);
             return Err(TokenizerError::LengthOutOfRange { length, length_min, length_max });
         };
+        let prompt = self.spaced(prompt);
+        let prompt = prompt.as_ref();
         let encoding = contained(|| self.tokenizer.encode(prompt, false))
             .map_err(|reason| TokenizerError::Encode { reason })?;
         let content = encoding.get_ids();
@@ -135,6 +138,17 @@ impl PromptTokenizer {
         let count = ids.len();
         ids.resize(length, self.pad_id);
         Ok(PromptTokens { ids, count, dropped })
+    }
+
+    /// T5's prompt with one space between words and none around them.
+    ///
+    /// The SentencePiece model that T5 was trained with removes extra white space, and so does the tokenizer
+    /// that transformers 5 makes of a T5 folder; the published `tokenizer.json` keeps it as pieces of its own.
+    fn spaced<'t>(&self, prompt: &'t str) -> Cow<'t, str> {
+        if self.prefix.is_some() {
+            return Cow::Borrowed(prompt);
+        }
+        Cow::Owned(prompt.split_whitespace().collect::<Vec<_>>().join(" "))
     }
 
     /// The file's own template, where it has one, must frame a prompt as this type does.
