@@ -15,6 +15,7 @@
 mod arena;
 mod attention;
 mod bell;
+mod calibrate;
 mod check;
 mod conv;
 mod convert;
@@ -31,11 +32,14 @@ mod machine;
 mod math;
 mod norm;
 mod parallel;
+mod rates;
+mod signature;
 mod simd;
 mod transpose;
 mod workspace;
 
 pub use machine::{CpuMachine, bound_workspace_bytes};
+pub use rates::Rates;
 
 use crate::{Control, Device, DeviceError, Program, Queue, RunStats};
 use arena::Arena;

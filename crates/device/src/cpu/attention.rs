@@ -53,6 +53,11 @@ impl Blocking {
         [lanes * head_dim, keys * head_dim, keys * lanes, lanes * head_dim, 3 * lanes, padded]
     }
 
+    /// Number of tasks.
+    pub(crate) fn strands(&self) -> usize {
+        self.grid.count()
+    }
+
     /// Floats of all strands.
     pub(crate) fn scratch_floats(&self) -> usize {
         self.grid.count() * self.parts().iter().sum::<usize>()

@@ -84,6 +84,11 @@ impl Blocking {
         ]
     }
 
+    /// Number of tasks.
+    pub(crate) fn strands(&self) -> usize {
+        self.grid.count()
+    }
+
     /// Floats of all strands.
     pub(crate) fn scratch_floats(&self) -> usize {
         self.grid.count() * self.parts().iter().sum::<usize>()

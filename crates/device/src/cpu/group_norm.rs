@@ -10,7 +10,7 @@ use super::parallel::{Corner, Grid, for_each_band, for_each_strand, strands_for}
 use super::simd::vectorised;
 
 /// Elements that pay for handing over a task.
-const GRAIN: usize = 24 * 1024;
+pub(crate) const GRAIN: usize = 24 * 1024;
 /// Channels that are summed side by side, in registers.
 const LANES: usize = 16;
 /// Channels that are normalised at once.

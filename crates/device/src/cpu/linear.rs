@@ -63,6 +63,11 @@ impl Blocking {
         [self.rows * self.held, WEIGHT_ROWS * self.held.min(DEPTH), self.rows * self.cols]
     }
 
+    /// Number of tasks.
+    pub(crate) fn strands(&self) -> usize {
+        self.grid.count()
+    }
+
     /// Floats of all strands.
     pub(crate) fn scratch_floats(&self) -> usize {
         self.grid.count() * self.parts().iter().sum::<usize>()

@@ -1,34 +1,67 @@
-//! What a planner asks about the CPU device.
+//! What a planner asks about the CPU device: scratch, seconds, memory.
+
+use std::collections::HashMap;
 
 use plimsoll_graph::{Graph, Op, OpKind};
 use plimsoll_plan::Machine;
 
+use super::rates::Rates;
+use super::signature::Signature;
 use super::workspace::{bound_shapes, graph_shapes, workspace_bytes};
 use crate::Mat;
 
 /// The CPU device as a planner sees it.
+///
+/// Workspace sizes follow from the ops alone and are the same for every machine and number of workers. Seconds
+/// come from a measurement of the very op ([`CpuMachine::calibrate`]) where there is one, else from [`Rates`].
 #[derive(Clone, Debug)]
 pub struct CpuMachine {
     workers: usize,
     vram_bytes: u64,
+    rates: Rates,
+    measured: HashMap<Signature, f64>,
 }
 
 impl CpuMachine {
-    /// tmp
-    pub fn new(workers: usize, vram_bytes: u64) -> Self {
-        Self { workers, vram_bytes }
-    }
-    /// tmp
+    /// A machine with the rates of [`Rates::default`], for `workers` threads and all of the host's memory.
     pub fn default_rates(workers: usize) -> Self {
-        Self { workers, vram_bytes: 16 << 30 }
+        Self::with_rates(workers, Rates::default())
     }
-    /// tmp
+
+    /// A machine with rates of its own.
+    pub fn with_rates(workers: usize, rates: Rates) -> Self {
+        let workers = workers.max(1);
+        Self { workers, vram_bytes: host_memory_bytes(), rates, measured: HashMap::new() }
+    }
+
+    /// The same with another size of device memory, which a line in percent refers to.
+    #[must_use]
     pub fn with_vram_bytes(self, vram_bytes: u64) -> Self {
         Self { vram_bytes, ..self }
     }
-    /// tmp
-    pub fn calibrate(_graph: &Graph, workers: usize) -> Self {
-        Self::default_rates(workers)
+
+    /// The same with seconds of ops that were measured.
+    pub(crate) fn with_measured(
+        self,
+        rates: Rates,
+        measured: impl IntoIterator<Item = (Signature, f64)>,
+    ) -> Self {
+        Self { rates, measured: measured.into_iter().collect(), ..self }
+    }
+
+    /// Worker threads that the seconds are for.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Rates of what was not measured.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// How many distinct ops were measured.
+    pub fn measured_count(&self) -> usize {
+        self.measured.len()
     }
 }
 
@@ -51,10 +84,26 @@ impl Machine for CpuMachine {
     }
 
     fn op_seconds(&self, graph: &Graph, op: &Op) -> f64 {
-        1e-6 + op.flops(graph) as f64 / 1e11 / self.workers as f64
+        if !self.measured.is_empty()
+            && let Some(seconds) = self.measured.get(&Signature::of(graph, op))
+        {
+            return *seconds;
+        }
+        self.rates.op_seconds(&graph_shapes(graph, op), self.workers)
     }
 
-    fn copy_seconds(&self, bytes: u64, _segments: u64) -> f64 {
-        bytes as f64 / 5e9
+    fn copy_seconds(&self, bytes: u64, segments: u64) -> f64 {
+        self.rates.copy_seconds(bytes, segments)
     }
+}
+
+/// Memory of the host, or 8 GiB where it does not say.
+fn host_memory_bytes() -> u64 {
+    let from_kernel = || {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    from_kernel().unwrap_or(8 << 30)
 }

@@ -2,7 +2,8 @@
 
 use plimsoll_graph::{Graph, Op, OpKind};
 
-use super::{attention, conv, group_norm, linear};
+use super::parallel::strands_for;
+use super::{attention, conv, elementwise, group_norm, linear};
 use crate::Mat;
 
 /// Rows and columns of an operand.
@@ -54,4 +55,36 @@ pub(crate) fn workspace_bytes(op: &OpKind<Shape, Shape>) -> u64 {
         _ => 0,
     };
     floats as u64 * 4
+}
+
+/// How many tasks an op is cut into.
+pub(crate) fn strands(op: &OpKind<Shape, Shape>) -> usize {
+    let by_rows = |shape: &Shape, grain: usize| {
+        strands_for(shape.rows.saturating_mul(shape.cols), grain).min(shape.rows)
+    };
+    match op {
+        OpKind::Linear { x, weight, .. } => {
+            linear::Blocking::new(x.rows, weight.rows, x.cols).strands()
+        }
+        OpKind::Attention { q, k, heads, .. } => {
+            let heads = usize::try_from(*heads).unwrap_or(1);
+            attention::Blocking::new(q.rows, k.rows, q.cols, heads).strands()
+        }
+        OpKind::Conv3x3 { x, height, width, upscale, weight, .. } => {
+            let size = [height * upscale, width * upscale]
+                .map(|pixels| usize::try_from(pixels).unwrap_or(usize::MAX));
+            conv::Blocking::new(size, x.cols, weight.rows).strands()
+        }
+        OpKind::GroupNorm { x, .. } => by_rows(x, group_norm::GRAIN),
+        OpKind::Norm { out, .. } => by_rows(out, elementwise::GRAIN / 2),
+        OpKind::QkNormRope { q, .. } => by_rows(q, elementwise::GRAIN / 4),
+        OpKind::Copy { out, .. }
+        | OpKind::Add { out, .. }
+        | OpKind::AddWeight { out, .. }
+        | OpKind::Activate { out, .. }
+        | OpKind::GluGelu { out, .. }
+        | OpKind::Unpatchify { out, .. } => by_rows(out, elementwise::GRAIN),
+        OpKind::Euler { latent, .. } => by_rows(latent, elementwise::GRAIN),
+        _ => 1,
+    }
 }
