@@ -321,8 +321,6 @@ mod tests {
         let packing = pack(items, ops, 0, Effort::Thorough);
         for (at, a) in items.iter().enumerate() {
             for (bt, b) in items.iter().enumerate().skip(at + 1) {
-                let meets =
-                    [a.span, a.tail].iter().any(|a| [b.span, b.tail].iter().any(|b| meet(*a, *b)));
                 let (start_a, start_b) = (packing.offsets[at], packing.offsets[bt]);
                 let apart = start_a + a.bytes <= start_b || start_b + b.bytes <= start_a;
                 assert!(!a.meets(b) || apart, "items {at} and {bt} share bytes");

@@ -142,7 +142,8 @@ pub(crate) fn search<'g>(
     let mut points = points(facts, &ways, line, prefetch);
     points.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     // Points of one way that promise the same to the last digit are the same schedule.
-    points.dedup_by(|a, b| a.way == b.way && a.cost == b.cost);
+    let is_slots = |point: &Point| matches!(point.kind, Kind::Slots(_));
+    points.dedup_by(|a, b| a.way == b.way && a.cost == b.cost && is_slots(a) && is_slots(b));
     let mut placed = 0;
     let placed_most = if is_small { points.len() } else { PLACED_MOST };
     for point in points.iter().take(TRIED_MOST.max(placed_most)) {
