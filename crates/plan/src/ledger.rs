@@ -302,9 +302,13 @@ impl fmt::Display for Ledger {
             Bytes(self.arena_bytes),
             self.peak
         )?;
+        let width = |name: fn(&LedgerRow) -> &String, head: &str| {
+            self.rows.iter().map(|row| name(row).len()).max().unwrap_or(0).max(head.len())
+        };
+        let (a, b) = (width(|row| &row.phase, "phase"), width(|row| &row.component, "component"));
         writeln!(
             f,
-            "{:<10} {:<16} {:>6} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}",
+            "{:<a$} {:<b$} {:>6} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}",
             "phase",
             "component",
             "times",
@@ -319,7 +323,7 @@ impl fmt::Display for Ledger {
         for row in &self.rows {
             writeln!(
                 f,
-                "{:<10} {:<16} {:>6} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}",
+                "{:<a$} {:<b$} {:>6} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}",
                 row.phase,
                 row.component,
                 row.repeat,
