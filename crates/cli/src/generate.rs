@@ -33,7 +33,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
         noise: args.noise.source(),
     };
-    let machine = request::machine(&args.run, workers, &assembled.graph(&place.run)?);
+    let machine = request::machine(&args.run, workers, &assembled.graph(&place.run)?)?;
     let target = request::target(&args.run, workers);
     let mut placed = assembled.place(place, &machine, target).map_err(|failure| failure.error)?;
 

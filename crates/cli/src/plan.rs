@@ -17,7 +17,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);
             let graph = shapes(&model, &request.run)?;
-            let machine = request::machine(args, workers, &graph);
+            let machine = request::machine(args, workers, &graph)?;
             let asked = plimsoll_plan::Request {
                 line: request.line,
                 offload: request.offload,
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let assembled = model::open(args)?;
             let request = request::place_request(args, assembled.defaults());
             let graph = assembled.graph(&request.run)?;
-            let machine = request::machine(args, workers, &graph);
+            let machine = request::machine(args, workers, &graph)?;
             let name = assembled.defaults().name.clone();
             (name, assembled.plan(&request, &machine)?, machine)
         }

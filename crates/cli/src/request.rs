@@ -3,7 +3,7 @@
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::Graph;
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Defaults, PlaceRequest, Target};
+use plimsoll_pipeline::{Defaults, PipelineError, PlaceRequest, Target};
 
 use crate::args::{DeviceName, RunArgs};
 use crate::failure::Failure;
@@ -45,13 +45,17 @@ pub(crate) fn target(args: &RunArgs, workers: usize) -> Target {
 }
 
 /// The machine whose rates and memory the plan is for.
-pub(crate) fn machine(args: &RunArgs, workers: usize, graph: &Graph) -> CpuMachine {
+pub(crate) fn machine(
+    args: &RunArgs,
+    workers: usize,
+    graph: &Graph,
+) -> Result<CpuMachine, Failure> {
     let machine = if args.calibrate {
-        CpuMachine::calibrate(graph, workers)
+        CpuMachine::calibrate(graph, workers).map_err(PipelineError::from)?
     } else {
         CpuMachine::default_rates(workers)
     };
-    machine.with_vram_bytes(ram_bytes())
+    Ok(machine.with_vram_bytes(ram_bytes()))
 }
 
 /// Bytes of RAM, which are the CPU device's memory; 16 GiB where the system does not say.

@@ -32,7 +32,7 @@ fn graph(tokens: u64) -> Graph {
 #[test]
 fn a_calibration_measures_each_distinct_op_once() {
     let graph = graph(96);
-    let machine = CpuMachine::calibrate(&graph, 2);
+    let machine = CpuMachine::calibrate(&graph, 2).unwrap();
     // The two products differ only in their operands' names.
     assert_eq!(machine.measured_count(), graph.ops.len() - 1);
     let seconds: Vec<f64> = graph.ops.iter().map(|op| machine.op_seconds(&graph, op)).collect();

@@ -210,7 +210,7 @@ pub enum OpKind<V = View, W = WeightId> {
     ExpandBias {
         /// `[buckets, heads]`.
         weight: W,
-        /// `[2 * rows - 1, 1]` bucket of each relative position.
+        /// `[2 * rows - 1, 1]` bucket of each relative position; one past the end takes the last row.
         buckets: V,
         /// `[heads, 2 * rows - 1]` in `f32`.
         out: V,

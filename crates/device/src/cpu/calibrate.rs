@@ -36,17 +36,16 @@ impl CpuMachine {
     /// Measures each distinct op of the graph and the copy lane; takes about a second, and up to 512 MiB while it
     /// lasts.
     ///
-    /// What cannot be measured keeps default rates: a calibration never fails.
-    pub fn calibrate(graph: &Graph, workers: usize) -> Self {
-        let fallback = Self::default_rates(workers);
+    /// Ops too large to be tried keep default rates, scaled by what the others took.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where the trial's arena or threads cannot be had.
+    pub fn calibrate(graph: &Graph, workers: usize) -> Result<Self, DeviceError> {
+        let machine = Self::default_rates(workers);
         let mut trial = Trial::new(graph);
-        match trial.run(fallback.workers()) {
-            Ok((seconds, copies)) => {
-                let rates = fitted(&trial, &seconds, copies, fallback.workers());
-                fallback.with_measured(rates, trial.signatures.into_iter().zip(seconds))
-            }
-            Err(_) => fallback,
-        }
+        let (seconds, copies) = trial.run(machine.workers())?;
+        let rates = fitted(&trial, &seconds, copies, machine.workers());
+        Ok(machine.with_measured(rates, trial.signatures.into_iter().zip(seconds)))
     }
 }
 

@@ -64,10 +64,10 @@ pub(crate) fn gather(
     Ok(())
 }
 
-/// `out[h, r] = weight[buckets[r], h]`.
+/// `out[h, r] = weight[buckets[r], h]`; a bucket past the end takes the last row.
 pub(crate) fn expand_bias(weight: MatRef<'_>, buckets: MatRef<'_>, mut out: MatMut<'_>) {
     for position in 0..out.cols() {
-        let bucket = buckets.index_at(position, 0) as usize;
+        let bucket = (buckets.index_at(position, 0) as usize).min(weight.rows() - 1);
         for head in 0..out.rows() {
             out.store(head, position, &[weight.at(bucket, head)]);
         }
