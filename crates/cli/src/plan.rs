@@ -58,7 +58,7 @@ fn print(args: &RunArgs, name: &str, planned: &Planned, machine: &dyn Machine) {
         println!("{object}");
     } else {
         println!("{name} on {}", machine.name());
-        print!("{ledger}");
+        println!("{}", ledger.to_string().trim_end());
     }
 }
 

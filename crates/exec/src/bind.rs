@@ -28,7 +28,7 @@ pub trait WeightSource<'h> {
 
 /// Binds a verified plan to host memory.
 ///
-/// `inputs` are the host values in the order of `graph.inputs`, row-major. With `trace`, the run keeps a
+/// `inputs` are the host values in the order of the graph's inputs, row-major. With `trace`, the run keeps a
 /// span for each copy and op.
 ///
 /// Memory: one entry an op and a copy; outputs are taken here.
@@ -37,13 +37,12 @@ pub trait WeightSource<'h> {
 /// [`ExecError::Weight`] for a tensor that is absent or has another size, [`ExecError::Input`] for an input
 /// of another size.
 pub fn bind<'h>(
-    graph: &Graph,
     verified: &Verified<'_>,
     source: &dyn WeightSource<'h>,
     inputs: Vec<&'h [u8]>,
     trace: bool,
 ) -> Result<Program<'h>, ExecError> {
-    let plan = verified.plan();
+    let (graph, plan) = (verified.graph(), verified.plan());
     check_inputs(graph, &inputs)?;
     let placed = place_weights(graph, plan);
     let mut ops = Vec::with_capacity(graph.ops.len());

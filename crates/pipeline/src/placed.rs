@@ -158,7 +158,7 @@ impl Assembled {
 }
 
 pub(crate) fn prove<'p>(
-    graph: &Graph,
+    graph: &'p Graph,
     plan: &'p Plan,
     machine: &dyn Machine,
 ) -> Result<plimsoll_verify::Verified<'p>, PipelineError> {
@@ -237,7 +237,7 @@ impl Placed {
         self.assembled.host.recheck()?;
         let source = CheckpointSource { assembled: &self.assembled };
         let host: Vec<&[u8]> = inputs.bytes.iter().map(Vec::as_slice).collect();
-        let program = plimsoll_exec::bind(graph, &verified, &source, host, trace)?;
+        let program = plimsoll_exec::bind(&verified, &source, host, trace)?;
         let report =
             plimsoll_exec::run(self.device.as_mut(), &program, &verified, control, observe)?;
         // A file that lost less than a page reads as zeros there, without a signal.

@@ -63,7 +63,7 @@ pub fn probe(
     }
     let host = inputs.bytes.iter().map(Vec::as_slice).collect();
     let source = CheckpointSource { assembled };
-    let program = plimsoll_exec::bind(&graph, &verified, &source, host, false)?;
+    let program = plimsoll_exec::bind(&verified, &source, host, false)?;
     let mut device = CpuDevice::new(plan.arena_bytes, 1)?;
     let control = Control::default();
     plimsoll_exec::run(&mut device, &program, &verified, &control, &mut |_| ())?;

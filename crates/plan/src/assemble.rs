@@ -65,6 +65,7 @@ pub(crate) fn assemble(
     let mut plan = Plan {
         version: VERSION,
         id: String::new(),
+        arithmetic: machine.arithmetic().to_owned(),
         line_bytes: terms.line_bytes,
         arena_bytes: packing.peak,
         offload: terms.offload,

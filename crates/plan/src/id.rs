@@ -12,6 +12,7 @@ pub(crate) fn of(plan: &Plan) -> String {
     let mut writer = Writer(Sha256::new());
     writer.text("plimsoll plan");
     writer.number(u64::from(plan.version));
+    writer.text(&plan.arithmetic);
     writer.number(plan.line_bytes);
     writer.number(plan.arena_bytes);
     writer.offload(plan.offload);

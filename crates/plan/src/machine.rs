@@ -10,6 +10,13 @@ pub trait Machine {
     /// Name, as reports quote it.
     fn name(&self) -> &str;
 
+    /// Name of the arithmetic: kernels, libraries and versions that decide the bits of results.
+    ///
+    /// It is part of a plan and its id: runs of one arithmetic give the same bits, whatever the placement.
+    fn arithmetic(&self) -> &str {
+        self.name()
+    }
+
     /// Bytes of device memory that there are; a line in percent refers to them.
     fn vram_bytes(&self) -> u64;
 

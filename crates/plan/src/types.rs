@@ -158,6 +158,10 @@ pub struct Plan {
     pub version: u32,
     /// First 16 hexadecimal digits of the SHA-256 of everything in the plan but the predicted seconds.
     pub id: String,
+    /// Name of the arithmetic that decides the bits of results, see [`Machine::arithmetic`].
+    ///
+    /// [`Machine::arithmetic`]: crate::Machine::arithmetic
+    pub arithmetic: String,
     /// The line: the arena may not be larger.
     pub line_bytes: u64,
     /// Size of the arena that the plan needs, a multiple of [`ALIGNMENT`], at most the line.

@@ -43,10 +43,16 @@ pub use violation::Violation;
 /// A plan that was proved. Only [`verify`] makes one; the executor takes no other.
 #[derive(Clone, Copy, Debug)]
 pub struct Verified<'p> {
+    graph: &'p Graph,
     plan: &'p Plan,
 }
 
 impl<'p> Verified<'p> {
+    /// The graph that the plan was proved for.
+    pub fn graph(&self) -> &'p Graph {
+        self.graph
+    }
+
     /// The plan.
     pub fn plan(&self) -> &'p Plan {
         self.plan
@@ -63,7 +69,7 @@ impl<'p> Verified<'p> {
 /// # Errors
 /// The first [`Violation`] in the order of the checks above.
 pub fn verify<'p>(
-    graph: &Graph,
+    graph: &'p Graph,
     plan: &'p Plan,
     workspace_bytes: &dyn Fn(&Op) -> u64,
 ) -> Result<Verified<'p>, Violation> {
@@ -78,7 +84,7 @@ pub fn verify<'p>(
         seam::check(plan, &lanes, step_loop)?;
     }
     figures::check(graph, plan, step_loop.as_ref())?;
-    Ok(Verified { plan })
+    Ok(Verified { graph, plan })
 }
 
 /// Name of the unit that the copy at a position brings.

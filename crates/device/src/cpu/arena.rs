@@ -23,6 +23,7 @@ use std::ptr::NonNull;
 use plimsoll_graph::DType;
 
 use super::math::{bf16_bits, bf16_value};
+use super::transpose::{Block, SIDE};
 use crate::{DeviceError, Mat, Region};
 
 /// Page size, so that rows of a matrix start where the plan says in the cache as well.
@@ -251,6 +252,44 @@ impl MatRef<'_> {
         }
     }
 
+    /// Loads `rows x cols` elements, at most 16x16, into the upper left of a block; the rest of it is zero.
+    ///
+    /// One check for all rows, and for a whole block loops of constant length: this feeds every product.
+    #[inline(always)]
+    pub(crate) fn load_block(&self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Block {
+        assert!(rows > 0 && row + rows <= self.rows && rows <= SIDE && cols <= SIDE, "a block");
+        let first = self.run(row, col, cols);
+        let mut block: Block = [[0.0; SIDE]; SIDE];
+        if self.dtype == DType::BF16 {
+            let first = first.cast::<u16>();
+            for (at, line) in block.iter_mut().take(rows).enumerate() {
+                let source = first.wrapping_add(at * self.stride);
+                if cols == SIDE {
+                    // SAFETY: the rows and `run` have checked the elements; an array has its element's alignment (B).
+                    *line = unsafe { source.cast::<[u16; SIDE]>().read() }.map(bf16_value);
+                    continue;
+                }
+                for (across, value) in line.iter_mut().take(cols).enumerate() {
+                    // SAFETY: as above.
+                    *value = bf16_value(unsafe { source.add(across).read() });
+                }
+            }
+        } else {
+            let first = first.cast::<f32>();
+            for (at, line) in block.iter_mut().take(rows).enumerate() {
+                let source = first.wrapping_add(at * self.stride);
+                if cols == SIDE {
+                    // SAFETY: as above.
+                    *line = unsafe { source.cast::<[f32; SIDE]>().read() };
+                    continue;
+                }
+                // SAFETY: as above; a block is no arena memory.
+                unsafe { std::ptr::copy_nonoverlapping(source, line.as_mut_ptr(), cols) };
+            }
+        }
+        block
+    }
+
     /// One element as `f32`.
     #[inline(always)]
     pub(crate) fn at(&self, row: usize, col: usize) -> f32 {
@@ -330,6 +369,46 @@ impl<'a> MatMut<'a> {
             // SAFETY: `run` has checked the elements; 4-aligned by B; ours alone by C.
             unsafe {
                 std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast::<f32>(), values.len());
+            }
+        }
+    }
+
+    /// Stores the upper left `rows x cols` of a block, rounded as [`MatMut::store`] does.
+    #[inline(always)]
+    pub(crate) fn store_block(
+        &mut self,
+        [row, col]: [usize; 2],
+        [rows, cols]: [usize; 2],
+        block: &Block,
+    ) {
+        assert!(rows > 0 && row + rows <= self.view.rows && rows <= SIDE && cols <= SIDE, "a block");
+        let first = self.view.run(row, col, cols);
+        if self.view.dtype == DType::BF16 {
+            let first = first.cast::<u16>();
+            for (at, line) in block.iter().take(rows).enumerate() {
+                let target = first.wrapping_add(at * self.view.stride);
+                let bits = line.map(bf16_bits);
+                // SAFETY: the rows and `run` have checked the elements; 2-aligned by B; ours alone by C.
+                unsafe {
+                    if cols == SIDE {
+                        target.cast::<[u16; SIDE]>().write(bits);
+                    } else {
+                        std::ptr::copy_nonoverlapping(bits.as_ptr(), target, cols);
+                    }
+                }
+            }
+        } else {
+            let first = first.cast::<f32>();
+            for (at, line) in block.iter().take(rows).enumerate() {
+                let target = first.wrapping_add(at * self.view.stride);
+                // SAFETY: as above, 4-aligned.
+                unsafe {
+                    if cols == SIDE {
+                        target.cast::<[f32; SIDE]>().write(*line);
+                    } else {
+                        std::ptr::copy_nonoverlapping(line.as_ptr(), target, cols);
+                    }
+                }
             }
         }
     }

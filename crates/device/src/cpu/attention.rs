@@ -301,9 +301,8 @@ fn store(
                     *value = *sum * *inverse;
                 }
             }
-            for (at, line) in transposed(isa, &block).iter().take(count - lane).enumerate() {
-                out.store(row + lane + at, col + d, &line[..width]);
-            }
+            let turned = transposed(isa, &block);
+            out.store_block([row + lane, col + d], [SIDE.min(count - lane), width], &turned);
         }
     }
 }

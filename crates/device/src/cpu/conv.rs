@@ -167,7 +167,7 @@ impl Conv<'_> {
         let (band, rest) = scratch.split_at_mut(band);
         let (weights, sums) = rest[..weights + sums].split_at_mut(weights);
         let stride = blocking.stride();
-        let lanes = (tile.size[0] * blocking.pitch()).next_multiple_of(LANES).min(stride);
+        let lanes = ((tile.size[0] - 1) * blocking.pitch() + tile.size[1]).next_multiple_of(LANES);
         for channel in (0..self.x.cols()).step_by(blocking.channels) {
             let channels = blocking.channels.min(self.x.cols() - channel);
             self.fill_band(isa, blocking, tile, [channel, channels], band);
@@ -220,31 +220,61 @@ impl Conv<'_> {
             // Rows and columns are counted from one before the picture, to stay in unsigned numbers.
             let row = tile.corner[0] + y;
             let is_row_inside = (1..=height).contains(&row);
-            for x in (0..pitch).step_by(SIDE) {
-                let across = SIDE.min(pitch - x);
+            // The border's columns apart, so that blocks fall on whole runs of pixels.
+            for x in (1..pitch - 1).step_by(SIDE) {
+                let across = SIDE.min(pitch - 1 - x);
+                let col = tile.corner[1] + x;
+                let is_inside = col + across <= width + 1;
                 for c in (0..channels).step_by(SIDE) {
                     let count = SIDE.min(channels - c);
-                    let mut block: Block = [[0.0; SIDE]; SIDE];
-                    for (at, line) in block.iter_mut().take(across).enumerate() {
-                        let col = tile.corner[1] + x + at;
-                        if is_row_inside && (1..=width).contains(&col) {
-                            let source_row = (row - 1) / self.upscale;
-                            let source_col = (col - 1) / self.upscale;
-                            let pixel = source_row * self.width + source_col;
-                            if count == SIDE {
-                                self.x.load(pixel, channel + c, line);
-                            } else {
-                                self.x.load(pixel, channel + c, &mut line[..count]);
-                            }
-                        }
-                    }
+                    let block = if !is_row_inside {
+                        [[0.0; SIDE]; SIDE]
+                    } else if self.upscale == 1 && is_inside {
+                        let pixel = (row - 1) * self.width + col - 1;
+                        self.x.load_block([pixel, channel + c], [across, count])
+                    } else {
+                        self.load_border([row, col], across, [channel + c, count])
+                    };
                     for (at, line) in transposed(isa, &block).iter().take(count).enumerate() {
                         let start = (c + at) * channel_floats + y * pitch + x;
                         band[start..start + SIDE].copy_from_slice(line);
                     }
                 }
             }
+            for x in [0, pitch - 1] {
+                for c in (0..channels).step_by(SIDE) {
+                    let count = SIDE.min(channels - c);
+                    let pixel = if is_row_inside {
+                        self.load_border([row, tile.corner[1] + x], 1, [channel + c, count])[0]
+                    } else {
+                        [0.0; SIDE]
+                    };
+                    for (at, value) in pixel.iter().take(count).enumerate() {
+                        band[(c + at) * channel_floats + y * pitch + x] = *value;
+                    }
+                }
+            }
         }
+    }
+
+    /// A block of the enlarged input some of whose pixels lie outside of the picture, or are told twice.
+    #[inline(always)]
+    fn load_border(
+        &self,
+        [row, first]: [usize; 2],
+        across: usize,
+        [channel, count]: [usize; 2],
+    ) -> Block {
+        let mut block: Block = [[0.0; SIDE]; SIDE];
+        let start = (row - 1) / self.upscale * self.width;
+        for (at, line) in block.iter_mut().take(across).enumerate() {
+            let col = first + at;
+            if (1..=self.width * self.upscale).contains(&col) {
+                let pixel = start + (col - 1) / self.upscale;
+                *line = self.x.load_block([pixel, channel], [1, count])[0];
+            }
+        }
+        block
     }
 }
 

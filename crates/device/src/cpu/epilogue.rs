@@ -7,9 +7,6 @@ use super::elementwise::activate_chunk;
 use super::simd::Isa;
 use super::transpose::{Block, SIDE, transposed};
 
-/// Columns that are finished at once.
-const WIDTH: usize = 64;
-
 /// `out = base + gate * activation(sums + bias)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Epilogue<'a> {
@@ -45,44 +42,39 @@ impl Epilogue<'_> {
         out: &mut MatMut<'_>,
     ) {
         let [rows, cols] = place.size;
-        for col in (0..cols).step_by(WIDTH) {
-            let width = WIDTH.min(cols - col);
+        for col in (0..cols).step_by(SIDE) {
+            let across = SIDE.min(cols - col);
             let whole_col = place.whole[1] + col;
-            let (mut bias, mut gate) = ([0.0; WIDTH], [1.0; WIDTH]);
+            let (mut bias, mut gate) = ([0.0; SIDE], [1.0; SIDE]);
             if let Some(source) = &self.bias {
-                source.load(0, whole_col, &mut bias[..width]);
+                source.load(0, whole_col, &mut bias[..across]);
             }
             if let Some(source) = &self.gate {
-                source.load(0, whole_col, &mut gate[..width]);
+                source.load(0, whole_col, &mut gate[..across]);
             }
             for row in (0..rows).step_by(SIDE) {
-                let mut lines = [[0.0; WIDTH]; SIDE];
-                for block_col in (0..width).step_by(SIDE) {
-                    let mut block: Block = [[0.0; SIDE]; SIDE];
-                    for (at, line) in block.iter_mut().take(width - block_col).enumerate() {
-                        let start = (col + block_col + at) * stride + row;
-                        line.copy_from_slice(&sums[start..start + SIDE]);
-                    }
-                    for (line, values) in lines.iter_mut().zip(transposed(isa, &block)) {
-                        line[block_col..block_col + SIDE].copy_from_slice(&values);
-                    }
+                let count = SIDE.min(rows - row);
+                let mut columns: Block = [[0.0; SIDE]; SIDE];
+                for (at, line) in columns.iter_mut().take(across).enumerate() {
+                    let start = (col + at) * stride + row;
+                    line.copy_from_slice(&sums[start..start + SIDE]);
                 }
-                for (at, line) in lines.iter_mut().take(rows - row).enumerate() {
+                let mut block = transposed(isa, &columns);
+                for line in &mut block {
                     for (value, bias) in line.iter_mut().zip(&bias) {
                         *value += *bias;
                     }
-                    let line = &mut line[..width];
                     activate_chunk(self.activation, line);
-                    if let Some(source) = &self.base {
-                        let mut base = [0.0; WIDTH];
-                        let base = &mut base[..width];
-                        source.load(place.whole[0] + row + at, whole_col, base);
+                }
+                if let Some(source) = &self.base {
+                    let base = source.load_block([place.whole[0] + row, whole_col], [count, across]);
+                    for (line, base) in block.iter_mut().zip(&base) {
                         for ((value, base), gate) in line.iter_mut().zip(base).zip(&gate) {
                             *value = *base + *gate * *value;
                         }
                     }
-                    out.store(place.part[0] + row + at, place.part[1] + col, line);
                 }
+                out.store_block([place.part[0] + row, place.part[1] + col], [count, across], &block);
             }
         }
     }

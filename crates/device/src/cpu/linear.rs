@@ -10,7 +10,7 @@ use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::parallel::{Corner, Grid, for_each_strand, strands_for};
 use super::simd::{Isa, vectorised};
-use super::transpose::{Block, SIDE, transposed};
+use super::transpose::{SIDE, transposed};
 
 /// Columns of `x` that are summed in one chain; part of what decides the bits.
 const DEPTH: usize = 384;
@@ -177,14 +177,7 @@ pub(crate) fn pack_lanes(
             let count = SIDE.min(rows - (panel + i));
             for p in (0..depth).step_by(SIDE) {
                 let across = SIDE.min(depth - p);
-                let mut block: Block = [[0.0; SIDE]; SIDE];
-                for (at, line) in block.iter_mut().take(count).enumerate() {
-                    if across == SIDE {
-                        x.load(row + panel + i + at, col + p, line);
-                    } else {
-                        x.load(row + panel + i + at, col + p, &mut line[..across]);
-                    }
-                }
+                let block = x.load_block([row + panel + i, col + p], [count, across]);
                 let turned = transposed(isa, &block);
                 for (at, line) in turned.iter().take(across).enumerate() {
                     let start = (p + at) * width + i;

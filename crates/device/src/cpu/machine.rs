@@ -75,6 +75,11 @@ impl Machine for CpuMachine {
         "cpu"
     }
 
+    /// Raised whenever an op's bits change.
+    fn arithmetic(&self) -> &str {
+        "cpu 1"
+    }
+
     fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }

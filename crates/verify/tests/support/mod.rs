@@ -43,7 +43,7 @@ impl Machine for Slow {
     }
 }
 
-pub fn verify<'p>(graph: &Graph, plan: &'p Plan) -> Result<Verified<'p>, Violation> {
+pub fn verify<'p>(graph: &'p Graph, plan: &'p Plan) -> Result<Verified<'p>, Violation> {
     plimsoll_verify::verify(graph, plan, &workspace_bytes)
 }
 

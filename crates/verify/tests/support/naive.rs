@@ -109,6 +109,7 @@ pub fn plan(graph: &Graph, style: Style) -> Plan {
     let mut plan = Plan {
         version: 1,
         id: String::new(),
+        arithmetic: "none".to_owned(),
         line_bytes: next,
         arena_bytes: next,
         offload: Offload::Auto,
