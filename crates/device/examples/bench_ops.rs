@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p plimsoll-device --example bench_ops [workers] [filter]`
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+
 use std::time::Instant;
 
 use plimsoll_device::cpu::{CpuDevice, bound_workspace_bytes};

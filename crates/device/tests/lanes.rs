@@ -1,4 +1,6 @@
 //! Order, events, cancelling, refusals and dying lanes.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 #![allow(missing_docs)]
 
 mod common;

@@ -1,4 +1,6 @@
 //! What the planner is told about the CPU device.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 #![allow(missing_docs)]
 
 use plimsoll_device::cpu::{CpuMachine, Rates};

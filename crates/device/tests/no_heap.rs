@@ -1,4 +1,6 @@
 //! Between the first command and the last nothing is taken from the heap, the GEMM included.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 #![allow(missing_docs)]
 
 mod common;
@@ -33,9 +35,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// The spine lets the GEMM library keep this much; this device's takes nothing.
-const GEMM_SCRATCH_BYTES_MAX: u64 = 0;
 
 #[test]
 fn a_run_takes_nothing_from_the_heap() {
@@ -122,6 +121,7 @@ fn a_run_takes_nothing_from_the_heap() {
             })
             .unwrap();
         println!("{workers} workers: {calls} allocations, {bytes} bytes");
-        assert!(bytes <= GEMM_SCRATCH_BYTES_MAX, "{bytes} bytes with {workers} workers");
+        // The GEMM library is called for its micro-kernels only, so not even its scratch is taken.
+        assert_eq!(bytes, 0, "with {workers} workers");
     }
 }

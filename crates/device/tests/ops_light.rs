@@ -1,4 +1,6 @@
 //! Norms, elementwise ops and lookups against a plain reference in double precision.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 #![allow(missing_docs)]
 
 mod common;

@@ -1,4 +1,6 @@
 //! Rule of rows, and the same bits for any number of workers.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 #![allow(missing_docs)]
 
 mod common;

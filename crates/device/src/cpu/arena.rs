@@ -170,10 +170,6 @@ impl<'a> Space<'a> {
         clippy::cast_possible_truncation,
         reason = "inside of the arena, whose size is a usize"
     )]
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "D: an op takes its scratch once, and nothing else does"
-    )]
     pub(crate) fn scratch(&self, region: Region) -> &'a mut [f32] {
         if region.bytes < 4 {
             return &mut [];
@@ -381,7 +377,10 @@ impl<'a> MatMut<'a> {
         [rows, cols]: [usize; 2],
         block: &Block,
     ) {
-        assert!(rows > 0 && row + rows <= self.view.rows && rows <= SIDE && cols <= SIDE, "a block");
+        assert!(
+            rows > 0 && row + rows <= self.view.rows && rows <= SIDE && cols <= SIDE,
+            "a block"
+        );
         let first = self.view.run(row, col, cols);
         if self.view.dtype == DType::BF16 {
             let first = first.cast::<u16>();

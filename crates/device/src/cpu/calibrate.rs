@@ -292,7 +292,6 @@ fn copies(numbers: &[u8]) -> Vec<BoundCopy<'_>> {
 /// Two `bf16` or one `f32` of magnitude 0.25 to 0.5: denormals would be slow, large numbers overflow.
 fn ordinary(at: u64) -> [u8; 4] {
     let bits = at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    #[expect(clippy::cast_possible_truncation, reason = "the upper half of 64 bits")]
     let bits = bits as u32;
     ((bits & 0x807F_807F) | 0x3E80_3E80).to_le_bytes()
 }

@@ -33,7 +33,7 @@ pub(crate) fn to_f32(bytes: &[u8], dtype: HostDType, out: &mut [f32]) {
 #[inline(always)]
 fn f16_value(bits: u16) -> f32 {
     /// 2^112: from half's exponent bias to single's.
-    const REBIAS: f32 = 5.192_296_858_534_828e33;
+    const REBIAS: f32 = 5.192_297e33;
     let magnitude = (u32::from(bits) & 0x7FFF) << 13;
     let sign = (u32::from(bits) & 0x8000) << 16;
     let finite = f32::from_bits(magnitude) * REBIAS;

@@ -96,7 +96,7 @@ pub(crate) fn silu(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     /// `2 * sqrt(2 / pi)`.
-    const SCALE: f32 = 1.595_769_1;
+    const SCALE: f32 = 1.595_769;
     gated(x, SCALE * (0.044_715 * x * x).mul_add(x, x))
 }
 
@@ -160,11 +160,8 @@ pub(crate) fn exp64(x: f64) -> f64 {
 /// Cosine and sine for |x| < 1e6, in double precision.
 pub(crate) fn cos_sin64(x: f64) -> (f64, f64) {
     // Pi/2 in three parts whose products with quadrant numbers below 2^20 are exact (fdlibm's split).
-    const PARTS: [f64; 3] = [
-        1.570_796_326_734_125_614_17,
-        6.077_100_506_303_965_976_6e-11,
-        2.022_266_248_795_950_631_5e-21,
-    ];
+    const PARTS: [f64; 3] =
+        [1.570_796_326_734_125_6, 6.077_100_506_303_966e-11, 2.022_266_248_795_950_6e-21];
     let quadrant = (x * std::f64::consts::FRAC_2_PI).round();
     let r = ((x - quadrant * PARTS[0]) - quadrant * PARTS[1]) - quadrant * PARTS[2];
     let (mut cos, mut sin, mut term) = (1.0, r, r);
