@@ -10,7 +10,7 @@ use super::arena::{MatMut, MatRef};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::linear::pack_lanes;
 use super::math::exp;
-use super::parallel::{Corner, Grid, for_each_strand, strands_for};
+use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{Block, SIDE, transposed};
 
@@ -33,8 +33,13 @@ pub(crate) struct Blocking {
 
 impl Blocking {
     pub(crate) fn new(queries: usize, keys: usize, cols: usize, heads: usize) -> Self {
-        let head_dim = cols / heads.max(1);
         let strands = strands_for(4 * queries * keys * cols, GRAIN);
+        let cut = |strands| Self::cut([queries, keys], cols, heads, strands);
+        within_scratch(strands, queries * cols, cut, Self::scratch_floats)
+    }
+
+    fn cut([queries, keys]: [usize; 2], cols: usize, heads: usize, strands: usize) -> Self {
+        let head_dim = cols / heads.max(1);
         let col_strands = strands.min(heads);
         let row_strands = strands.div_ceil(col_strands).min(queries.div_ceil(QUERIES));
         let grid = Grid::new([queries, cols], [row_strands, col_strands], [QUERIES, head_dim]);

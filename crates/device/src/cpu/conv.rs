@@ -10,7 +10,7 @@ use plimsoll_graph::Activation;
 use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
-use super::parallel::{Corner, Grid, for_each_strand, strands_for};
+use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{Block, SIDE, transposed};
 
@@ -48,6 +48,15 @@ impl Blocking {
     pub(crate) fn new([height, width]: [usize; 2], channels: usize, out_channels: usize) -> Self {
         let work = 2 * height * width * channels * TAPS * out_channels;
         let strands = strands_for(work, GRAIN).min(strands_for(height * width, STRAND_PIXELS));
+        let cut = |strands| Self::cut([height, width], [channels, out_channels], strands);
+        within_scratch(strands, height * width * out_channels, cut, Self::scratch_floats)
+    }
+
+    fn cut(
+        [height, width]: [usize; 2],
+        [channels, out_channels]: [usize; 2],
+        strands: usize,
+    ) -> Self {
         let grid = Grid::new([height * width, 1], [strands, 1], [width, 1]);
         let tile_width = width.min(TILE_WIDTH);
         let tile_height = (TILE_PIXELS / tile_width).min(grid.rows.div_ceil(width)).max(1);

@@ -67,14 +67,19 @@ impl Epilogue<'_> {
                     activate_chunk(self.activation, line);
                 }
                 if let Some(source) = &self.base {
-                    let base = source.load_block([place.whole[0] + row, whole_col], [count, across]);
+                    let base =
+                        source.load_block([place.whole[0] + row, whole_col], [count, across]);
                     for (line, base) in block.iter_mut().zip(&base) {
                         for ((value, base), gate) in line.iter_mut().zip(base).zip(&gate) {
                             *value = *base + *gate * *value;
                         }
                     }
                 }
-                out.store_block([place.part[0] + row, place.part[1] + col], [count, across], &block);
+                out.store_block(
+                    [place.part[0] + row, place.part[1] + col],
+                    [count, across],
+                    &block,
+                );
             }
         }
     }

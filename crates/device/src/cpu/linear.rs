@@ -8,7 +8,7 @@
 use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
-use super::parallel::{Corner, Grid, for_each_strand, strands_for};
+use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{SIDE, transposed};
 
@@ -44,6 +44,10 @@ impl Blocking {
     /// For `[m, k] x [n, k]^T`.
     pub(crate) fn new(m: usize, n: usize, k: usize) -> Self {
         let strands = strands_for(2 * m * n * k, GRAIN);
+        within_scratch(strands, m * n, |strands| Self::cut(m, n, k, strands), Self::scratch_floats)
+    }
+
+    fn cut(m: usize, n: usize, k: usize, strands: usize) -> Self {
         // Columns first: each weight is then read by one strand only.
         let col_strands = strands.min(strands_for(n, 96));
         let row_strands = (strands / col_strands).min(strands_for(m, 96));

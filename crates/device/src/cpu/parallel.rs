@@ -48,6 +48,28 @@ pub(crate) fn strands_for(work: usize, grain: usize) -> usize {
     if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 }
 }
 
+/// Floats of scratch that any op may have: 1 MiB.
+const SCRATCH_FLOATS: usize = 256 * 1024;
+
+/// The blocking with as many strands as `strands` whose scratch is small, at most 1 MiB or a quarter of the result as
+/// `f32`: more workers are not worth more memory than that. A single strand may need more.
+pub(crate) fn within_scratch<B>(
+    strands: usize,
+    result: usize,
+    blocking: impl Fn(usize) -> B,
+    scratch_floats: impl Fn(&B) -> usize,
+) -> B {
+    let most = SCRATCH_FLOATS.max(result / 4);
+    let mut strands = strands;
+    loop {
+        let candidate = blocking(strands);
+        if strands <= 1 || scratch_floats(&candidate) <= most {
+            return candidate;
+        }
+        strands /= 2;
+    }
+}
+
 /// What is written by strands: one matrix, or two cut alike.
 pub(crate) trait Cut: Sized + Send {
     fn cut_rows(self, at: usize) -> (Self, Self);
