@@ -4,8 +4,8 @@
 //! activations too; every sum is taken in `f32` or wider and a `bf16` result is rounded once, at the store.
 //!
 //! - Same bits for any number of workers: work is cut by shape alone, and each element is computed by one task
-//!   in a fixed order ([`parallel`]).
-//! - Rule of rows: a row's bits never depend on the rows beside it ([`gemm`]).
+//!   in a fixed order (`parallel`).
+//! - Rule of rows: a row's bits never depend on the rows beside it (`gemm`).
 //! - Same bits on every x86-64 with FMA and every AArch64: no library function, no sum by vector width.
 //! - No heap memory between the first command and the last, the GEMM's own included: packed operands,
 //!   conversions, the band of a convolution and the blocks of attention are planned scratch ([`CpuMachine`]
