@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use plimsoll_pipeline::{Kind, PipelineError};
 use plimsoll_weights::WeightsError;
 
+use crate::out;
+
 /// A failure at the command line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -37,7 +39,7 @@ impl Failure {
 
     /// Prints the one line and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("plimsoll: {self}");
+        out::notice(&self.to_string());
         ExitCode::from(self.exit_code())
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::args::{DeviceName, GenerateArgs};
 use crate::failure::Failure;
 use crate::progress::Bar;
-use crate::{model, request, trace};
+use crate::{model, out, request, trace};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let paths = output_paths(args);
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let generated = generated?;
     let seconds_total = began.elapsed().as_secs_f64();
     for notice in &generated.notices {
-        eprintln!("plimsoll: {notice}");
+        out::notice(notice);
     }
     let model = placed.assembled().defaults().name.clone();
     write_pictures(&placed, &generated, &prompt, &paths, &model)?;
@@ -56,11 +56,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     let summary = Summary { args, placed: &placed, generated: &generated, model, seconds_total };
     if args.run.json {
-        println!("{}", summary.json(&paths));
+        out::result(&summary.json(&paths).to_string())
     } else {
-        summary.print(&paths);
+        out::result(&summary.text(&paths))
     }
-    Ok(())
 }
 
 /// First Ctrl-C: the run stops within one block and leaves nothing behind. Second: at once.
@@ -73,7 +72,7 @@ fn stop_on_signal(control: &Arc<Control>) {
         control.cancel();
     });
     if let Err(error) = set {
-        eprintln!("plimsoll: Ctrl-C will end the program at once: {error}");
+        out::notice(&format!("Ctrl-C will end the program at once: {error}"));
     }
 }
 
@@ -175,32 +174,35 @@ impl Summary<'_> {
         })
     }
 
-    fn print(&self, paths: &[PathBuf]) {
+    fn text(&self, paths: &[PathBuf]) -> String {
         let plan = self.placed.plan();
         let report = &self.generated.report;
-        for path in paths.iter().take(self.generated.pictures.len()) {
-            println!("{}", path.display());
+        let mut lines: Vec<String> = paths
+            .iter()
+            .take(self.generated.pictures.len())
+            .map(|path| path.display().to_string())
+            .collect();
+        if lines.is_empty() {
+            lines.push("simulated: no picture was computed".to_owned());
         }
-        if self.generated.pictures.is_empty() {
-            println!("simulated: no picture was computed");
-        }
-        println!(
-            "VRAM    peak {} of a line of {} (predicted {})",
+        lines.push(format!(
+            "VRAM     peak {} of a line of {} (predicted {})",
             bytes(report.stats.high_water_bytes),
             bytes(plan.line_bytes),
             bytes(plan.predicted.vram_peak_bytes),
-        );
-        println!(
+        ));
+        lines.push(format!(
             "streamed {} a step, {} in all (predicted {} a step)",
             bytes(report.copied_bytes_per_step),
             bytes(report.stats.copied_bytes),
             bytes(plan.predicted.copied_bytes_per_step),
-        );
-        println!(
-            "time    {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
+        ));
+        lines.push(format!(
+            "time     {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
             report.seconds_per_step, self.seconds_total, plan.predicted.seconds_per_step,
-        );
-        println!("plan    {}", plan.id);
+        ));
+        lines.push(format!("plan     {}", plan.id));
+        lines.join("\n")
     }
 }
 

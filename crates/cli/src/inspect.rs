@@ -2,13 +2,13 @@
 
 use crate::args::InspectArgs;
 use crate::failure::Failure;
+use crate::out;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let report = plimsoll_weights::inspect(&args.path)?;
     if args.json {
-        println!("{}", serde_json::json!(report));
+        out::result(&serde_json::json!(report).to_string())
     } else {
-        print!("{report}");
+        out::result(&report.to_string())
     }
-    Ok(())
 }

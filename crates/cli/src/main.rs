@@ -11,26 +11,46 @@ mod failure;
 mod generate;
 mod inspect;
 mod model;
+mod out;
 mod plan;
 mod progress;
 mod request;
 mod trace;
 
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use clap::Parser;
 
 use crate::args::{Cli, Verb};
 
+/// What the last panic said, and where.
+static PANIC: Mutex<String> = Mutex::new(String::new());
+
+/// Exit code of a bug of ours, the same as of a device that failed.
+const BUG: u8 = 5;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match cli.verb {
+    // A panic inside a library or a lane is contained there and becomes an error of one line; one that is not
+    // becomes the line below. Neither prints a trace at a person.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Ok(mut last) = PANIC.lock() {
+            *last = panic.to_string().replace('\n', " ");
+        }
+    }));
+    let done = std::panic::catch_unwind(|| match cli.verb {
         Verb::Generate(args) => generate::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+    });
+    match done {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) => failure.report(),
+        Err(_) => {
+            let last = PANIC.lock().map(|last| last.clone()).unwrap_or_default();
+            out::notice(&format!("a bug of this program, please report it: {last}"));
+            ExitCode::from(BUG)
+        }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args::{PlanArgs, RunArgs};
 use crate::failure::Failure;
-use crate::{model, request};
+use crate::{model, out, request};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let args = &args.run;
@@ -36,11 +36,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             (name, assembled.plan(&request, &machine)?, machine)
         }
     };
-    print(args, &name, &planned, &machine);
-    Ok(())
+    print(args, &name, &planned, &machine)
 }
 
-fn print(args: &RunArgs, name: &str, planned: &Planned, machine: &dyn Machine) {
+fn print(
+    args: &RunArgs,
+    name: &str,
+    planned: &Planned,
+    machine: &dyn Machine,
+) -> Result<(), Failure> {
     let ledger = explain(&planned.graph, &planned.plan);
     if args.json {
         let plan = &planned.plan;
@@ -55,10 +59,9 @@ fn print(args: &RunArgs, name: &str, planned: &Planned, machine: &dyn Machine) {
             "predicted": plan.predicted,
             "ledger": ledger,
         });
-        println!("{object}");
+        out::result(&object.to_string())
     } else {
-        println!("{name} on {}", machine.name());
-        println!("{}", ledger.to_string().trim_end());
+        out::result(&format!("{name} on {}\n{ledger}", machine.name()))
     }
 }
 
