@@ -35,6 +35,7 @@ mod parallel;
 mod rates;
 mod signature;
 mod simd;
+mod team;
 mod transpose;
 mod workspace;
 

@@ -9,10 +9,10 @@
 //!   written (with the pattern) when it was taken; any bit pattern is a valid `u8`, `u16`, `u32` and `f32`.
 //! - B. A matrix or region is made only after its last byte was compared with `bytes` ([`Space::part`]), and
 //!   offsets are multiples of the element's size, while `base` is aligned to 4096.
-//! - C. Two [`MatMut`] of one op share no element: `check` refuses a program whose op writes what another of its
-//!   operands holds, but for the in-place pairs that the op set names; [`MatMut`] cannot be cloned and is split
-//!   only into disjoint parts; an in-place op loads an element before the same task stores it.
-//! - D. Scratch is taken at most once while an op runs and shares no byte with its operands (`check`).
+//! - C. Two [`MatMut`] of one op share no element but between strands, which store to rectangles of their own: `check` refuses a program whose op writes what another of its
+//!   operands holds, but for the in-place pairs that the op set names; an in-place op loads an element before the same strand stores it.
+//! - D. Scratch shares no byte with its op's operands (`check`). Each strand of an op takes its own part of it, once a
+//!   phase; in a later phase all may read what was written in an earlier one and is not taken any more.
 //! - E. The two lanes do not touch the same bytes at the same time: this is what `verify` proves of a plan. A
 //!   program that was not verified may race here, as it may on a GPU; it can not leave the arena.
 
@@ -164,22 +164,39 @@ impl<'a> Space<'a> {
         MatMut { view: self.reader(mat, step) }
     }
 
-    /// The op's scratch as floats, whose last 256 bytes are written at once: so the arena's high-water mark
-    /// shows the scratch that was planned. The caller is the op that it belongs to (D).
+    /// Writes the last 256 bytes of an op's scratch: so the arena's high-water mark shows the scratch that was
+    /// planned, whichever part of it the op needs last.
+    pub(crate) fn touch_scratch(&self, region: Region) {
+        let bytes = region.bytes.min(GRAIN);
+        self.fill(region.end() - bytes, &[0; GRAIN as usize][..bytes as usize]);
+    }
+
+    /// Some floats of an op's scratch. The caller is the one strand that they belong to (D).
     #[expect(
-        clippy::cast_possible_truncation,
-        reason = "inside of the arena, whose size is a usize"
+        clippy::mut_from_ref,
+        reason = "D: a strand takes its part once, and nothing else does"
     )]
-    pub(crate) fn scratch(&self, region: Region) -> &'a mut [f32] {
-        if region.bytes < 4 {
+    pub(crate) fn scratch(&self, region: Region, first: usize, count: usize) -> &'a mut [f32] {
+        if count == 0 {
             return &mut [];
         }
-        let base = self.part(region, 4).cast::<f32>();
-        // SAFETY: B; the region is a multiple of 4 from the base; exclusive by D.
-        let floats = unsafe { std::slice::from_raw_parts_mut(base, (region.bytes / 4) as usize) };
-        let tail = floats.len().saturating_sub(GRAIN as usize / 4);
-        floats[tail..].fill(0.0);
-        floats
+        let base = self.scratch_floats(region, first, count);
+        // SAFETY: `scratch_floats` has checked the range; exclusive by D.
+        unsafe { std::slice::from_raw_parts_mut(base, count) }
+    }
+
+    /// Floats of an op's scratch that an earlier phase of it wrote and this one only reads (D).
+    pub(crate) fn scratch_written(&self, region: Region, first: usize, count: usize) -> &'a [f32] {
+        let base = self.scratch_floats(region, first, count);
+        // SAFETY: `scratch_floats` has checked the range; nobody writes it in this phase (D).
+        unsafe { std::slice::from_raw_parts(base, count) }
+    }
+
+    /// Address of some floats of a region, checked against it and the arena.
+    fn scratch_floats(&self, region: Region, first: usize, count: usize) -> *mut f32 {
+        let (first, count) = (first as u64, count as u64);
+        assert!((first + count) * 4 <= region.bytes, "a part outside of the scratch");
+        self.part(Region { offset: region.offset + first * 4, bytes: count * 4 }, 4).cast()
     }
 
     /// Copies bytes to a place in the arena.
@@ -335,20 +352,11 @@ impl<'a> MatMut<'a> {
         self.view.load(row, col, out);
     }
 
-    /// Rows `.. at` and rows `at ..`.
-    pub(crate) fn split_rows(self, at: usize) -> (Self, Self) {
-        assert!(at <= self.view.rows, "a split outside of a matrix");
-        let below =
-            MatRef { base: self.view.address(at, 0), rows: self.view.rows - at, ..self.view };
-        (Self { view: MatRef { rows: at, ..self.view } }, Self { view: below })
-    }
-
-    /// Columns `.. at` and columns `at ..`.
-    pub(crate) fn split_cols(self, at: usize) -> (Self, Self) {
-        assert!(at <= self.view.cols, "a split outside of a matrix");
-        let right =
-            MatRef { base: self.view.address(0, at), cols: self.view.cols - at, ..self.view };
-        (Self { view: MatRef { cols: at, ..self.view } }, Self { view: right })
+    /// A rectangle of it. Strands of one op take rectangles that share no element (C).
+    pub(crate) fn rectangle(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Self {
+        let inside = row + rows <= self.view.rows && col + cols <= self.view.cols;
+        assert!(inside, "a rectangle outside of a matrix");
+        Self { view: MatRef { base: self.view.address(row, col), rows, cols, ..self.view } }
     }
 
     /// Stores `values` at elements `col ..` of a row, rounded to nearest even where the matrix is `bf16`.

@@ -10,7 +10,7 @@ use super::arena::{MatMut, MatRef};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::linear::pack_lanes;
 use super::math::exp;
-use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
+use super::parallel::{Grid, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{Block, SIDE, transposed};
 
@@ -19,7 +19,7 @@ const KEYS: usize = 64;
 /// Queries of a block: one panel of lanes.
 const QUERIES: usize = 64;
 /// Operations that pay for handing over a task.
-const GRAIN: usize = 2_000_000;
+const GRAIN: usize = 1_000_000;
 
 /// Sizes of everything, from the op's shape alone.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +63,13 @@ impl Blocking {
         self.grid.count()
     }
 
-    /// Floats of all strands.
-    pub(crate) fn scratch_floats(&self) -> usize {
-        self.grid.count() * self.parts().iter().sum::<usize>()
+    /// Floats of a strand's scratch, in whole cache lines.
+    pub(crate) fn strand_floats(&self) -> usize {
+        self.parts().iter().sum::<usize>().next_multiple_of(64)
+    }
+
+    fn scratch_floats(&self) -> usize {
+        self.strands() * self.strand_floats()
     }
 }
 
@@ -116,35 +120,33 @@ impl<'s> Scratch<'s> {
 }
 
 impl Attention<'_> {
-    /// Carries out the op; `scratch` is what [`Blocking::scratch_floats`] asked for.
-    pub(crate) fn run(&self, out: MatMut<'_>, scratch: &mut [f32]) {
+    /// Carries out a strand of the op.
+    pub(crate) fn run(&self, strand: Strand<'_>, out: MatMut<'_>) {
         let blocking = Blocking::new(self.q.rows(), self.k.rows(), self.q.cols(), self.heads);
-        let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
-            vectorised(
-                #[inline(always)]
-                |isa| {
-                    let mut scratch = Scratch::new(&blocking, scratch);
-                    for col in (0..part.cols()).step_by(blocking.head_dim) {
-                        let head = (corner.col + col) / blocking.head_dim;
-                        for row in (0..part.rows()).step_by(QUERIES) {
-                            let count = QUERIES.min(part.rows() - row);
-                            let queries = [corner.row + row, count];
-                            self.attend(isa, &blocking, head, queries, &mut scratch);
-                            let stride = count.next_multiple_of(LANES);
-                            store(
-                                isa,
-                                &scratch,
-                                stride,
-                                blocking.head_dim,
-                                [row, col, count],
-                                &mut part,
-                            );
-                        }
+        let (corner, mut part) = blocking.grid.part(out, strand.index);
+        vectorised(
+            #[inline(always)]
+            |isa| {
+                let mut scratch = Scratch::new(&blocking, strand.scratch);
+                for col in (0..part.cols()).step_by(blocking.head_dim) {
+                    let head = (corner.col + col) / blocking.head_dim;
+                    for row in (0..part.rows()).step_by(QUERIES) {
+                        let count = QUERIES.min(part.rows() - row);
+                        let queries = [corner.row + row, count];
+                        self.attend(isa, &blocking, head, queries, &mut scratch);
+                        let stride = count.next_multiple_of(LANES);
+                        store(
+                            isa,
+                            &scratch,
+                            stride,
+                            blocking.head_dim,
+                            [row, col, count],
+                            &mut part,
+                        );
                     }
-                },
-            );
-        };
-        for_each_strand(out, blocking.grid, scratch, &task);
+                }
+            },
+        );
     }
 
     /// Leaves the weighted sums of values and the sums of weights of `count` queries from `first` on.

@@ -20,12 +20,21 @@ pub(crate) struct Bell {
 
 impl Bell {
     /// Returns once `is_ready` holds. Whoever makes it hold calls [`Bell::ring`] afterwards.
-    pub(crate) fn wait_until(&self, mut is_ready: impl FnMut() -> bool) {
-        for _ in 0..SPINS {
+    pub(crate) fn wait_until(&self, is_ready: impl FnMut() -> bool) {
+        self.wait_long(SPINS, is_ready);
+    }
+
+    /// The same, looking `spins` times before it sleeps, and now and then letting others run.
+    pub(crate) fn wait_long(&self, spins: u32, mut is_ready: impl FnMut() -> bool) {
+        for spin in 1..=spins {
             if is_ready() {
                 return;
             }
-            std::hint::spin_loop();
+            if spin.is_multiple_of(256) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::SeqCst);

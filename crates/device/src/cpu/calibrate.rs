@@ -15,7 +15,7 @@ use super::CpuDevice;
 use super::machine::CpuMachine;
 use super::rates::Rates;
 use super::signature::Signature;
-use super::workspace::{bound_shapes, workspace_bytes};
+use super::workspace::{Work, bound_shapes};
 use crate::{
     BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, HostTable, Lane, Mat,
     OutputBuffer, Program, Queue, Region, Segment, SpanKind,
@@ -117,7 +117,7 @@ impl Trial {
                 trial.operands_end = begin;
                 continue;
             }
-            let bytes = workspace_bytes(&bound_shapes(&kind));
+            let bytes = Work::of(&bound_shapes(&kind)).workspace_bytes();
             workspace_most = workspace_most.max(bytes);
             let workspace = Region { offset: 0, bytes };
             trial.ops.push(BoundOp { op: Op { name: op.name.clone(), kind }, workspace });

@@ -5,7 +5,7 @@ use plimsoll_graph::{DType, OpKind};
 
 use super::lookup;
 use super::norm::HEAD_DIM_MAX;
-use super::workspace::{bound_shapes, workspace_bytes};
+use super::workspace::{Work, bound_shapes};
 use crate::contract::HostTable;
 use crate::{BoundCopy, BoundOp, DeviceError, HostDType, Mat, Program, Region};
 
@@ -111,7 +111,7 @@ impl Checker<'_, '_> {
     }
 
     fn workspace(&self, op: &BoundOp, operands: &[Operand]) -> Result<(), DeviceError> {
-        let needed = workspace_bytes(&bound_shapes(&op.op.kind));
+        let needed = Work::of(&bound_shapes(&op.op.kind)).workspace_bytes();
         let region = op.workspace;
         let fits = region.bytes >= needed
             && self.is_inside(region)

@@ -10,7 +10,7 @@ use plimsoll_graph::Activation;
 use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
-use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
+use super::parallel::{Grid, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{Block, SIDE, transposed};
 
@@ -57,7 +57,7 @@ impl Blocking {
         [channels, out_channels]: [usize; 2],
         strands: usize,
     ) -> Self {
-        let grid = Grid::new([height * width, 1], [strands, 1], [width, 1]);
+        let grid = Grid::new([height * width, out_channels], [strands, 1], [width, 1]);
         let tile_width = width.min(TILE_WIDTH);
         let tile_height = (TILE_PIXELS / tile_width).min(grid.rows.div_ceil(width)).max(1);
         Self {
@@ -98,9 +98,13 @@ impl Blocking {
         self.grid.count()
     }
 
-    /// Floats of all strands.
-    pub(crate) fn scratch_floats(&self) -> usize {
-        self.grid.count() * self.parts().iter().sum::<usize>()
+    /// Floats of a strand's scratch, in whole cache lines.
+    pub(crate) fn strand_floats(&self) -> usize {
+        self.parts().iter().sum::<usize>().next_multiple_of(64)
+    }
+
+    fn scratch_floats(&self) -> usize {
+        self.strands() * self.strand_floats()
     }
 }
 
@@ -120,8 +124,8 @@ pub(crate) struct Conv<'a> {
 }
 
 impl Conv<'_> {
-    /// Carries out the op; `scratch` is what [`Blocking::scratch_floats`] asked for.
-    pub(crate) fn run(&self, out: MatMut<'_>, scratch: &mut [f32]) {
+    /// Carries out a strand of the op.
+    pub(crate) fn run(&self, strand: Strand<'_>, out: MatMut<'_>) {
         let size = [self.height * self.upscale, self.width * self.upscale];
         let blocking = Blocking::new(size, self.x.cols(), self.weight.rows());
         let epilogue = Epilogue {
@@ -130,37 +134,24 @@ impl Conv<'_> {
             base: self.residual,
             gate: None,
         };
-        let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
-            vectorised(
-                #[inline(always)]
-                |isa| {
-                    let (first, rows) = (corner.row / size[1], part.rows() / size[1]);
-                    for y in (0..rows).step_by(blocking.height) {
-                        for x in (0..size[1]).step_by(blocking.width) {
-                            let tile = Tile {
-                                corner: [first + y, x],
-                                size: [
-                                    blocking.height.min(rows - y),
-                                    blocking.width.min(size[1] - x),
-                                ],
-                            };
-                            let sums = self.sum_tile(isa, &blocking, tile, scratch);
-                            store(
-                                isa,
-                                &blocking,
-                                &epilogue,
-                                tile,
-                                [size[1], corner.row],
-                                sums,
-                                &mut part,
-                            );
-                        }
+        let (corner, mut part) = blocking.grid.part(out, strand.index);
+        vectorised(
+            #[inline(always)]
+            |isa| {
+                let (first, rows) = (corner.row / size[1], part.rows() / size[1]);
+                for y in (0..rows).step_by(blocking.height) {
+                    for x in (0..size[1]).step_by(blocking.width) {
+                        let tile = Tile {
+                            corner: [first + y, x],
+                            size: [blocking.height.min(rows - y), blocking.width.min(size[1] - x)],
+                        };
+                        let sums = self.sum_tile(isa, &blocking, tile, strand.scratch);
+                        let place = [size[1], corner.row];
+                        store(isa, &blocking, &epilogue, tile, place, sums, &mut part);
                     }
-                },
-            );
-        };
-        // Only rows are cut, so the one column of the grid stands for all channels.
-        for_each_strand(out, blocking.grid, scratch, &task);
+                }
+            },
+        );
     }
 
     /// Sums of a tile, `[out channels][stride]`, a row every `pitch` lanes.

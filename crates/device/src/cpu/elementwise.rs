@@ -4,42 +4,46 @@ use plimsoll_graph::Activation;
 
 use super::arena::{MatMut, MatRef};
 use super::math;
-use super::parallel::{for_each_band, strands_for};
+use super::parallel::{Grid, strands_for};
 use super::simd::vectorised;
 
 /// Elements that are loaded, computed and stored at once.
 const CHUNK: usize = 512;
 
 /// Elements that pay for handing over a task.
-pub(crate) const GRAIN: usize = 48 * 1024;
+pub(crate) const GRAIN: usize = 8 * 1024;
 
-/// `out[row, col ..] = chunk`, where `fill(row, col, chunk, other)` computes the chunk; `other` is as long and for
-/// a second operand.
+/// How an elementwise op's result is cut.
+pub(crate) fn grid(rows: usize, cols: usize) -> Grid {
+    Grid::bands([rows, cols], strands_for(rows.saturating_mul(cols), GRAIN))
+}
+
+/// `out[row, col ..] = chunk` for a strand's rows, where `fill(row, col, chunk, other)` computes the chunk; `other` is
+/// as long and for a second operand.
 #[inline(always)]
-fn map(out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32]) + Sync) {
-    let (rows, cols) = (out.rows(), out.cols());
-    let strands = strands_for(rows * cols, GRAIN);
-    for_each_band(out, rows, strands, &|first: usize, mut band: MatMut<'_>| {
-        vectorised(
-            #[inline(always)]
-            |_| {
-                let (mut buffer, mut second) = ([0.0; CHUNK], [0.0; CHUNK]);
-                for row in 0..band.rows() {
-                    for col in (0..cols).step_by(CHUNK) {
-                        let chunk = &mut buffer[..CHUNK.min(cols - col)];
-                        let other = &mut second[..chunk.len()];
-                        fill(first + row, col, chunk, other);
-                        band.store(row, col, chunk);
-                    }
+fn map(strand: usize, out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32])) {
+    let cols = out.cols();
+    let (corner, mut band) = grid(out.rows(), cols).part(out, strand);
+    vectorised(
+        #[inline(always)]
+        |_| {
+            let (mut buffer, mut second) = ([0.0; CHUNK], [0.0; CHUNK]);
+            for row in 0..band.rows() {
+                for col in (0..cols).step_by(CHUNK) {
+                    let chunk = &mut buffer[..CHUNK.min(cols - col)];
+                    let other = &mut second[..chunk.len()];
+                    fill(corner.row + row, col, chunk, other);
+                    band.store(row, col, chunk);
                 }
-            },
-        );
-    });
+            }
+        },
+    );
 }
 
 /// `out = x` with a cast.
-pub(crate) fn copy(x: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn copy(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
     map(
+        strand,
         out,
         #[inline(always)]
         |row, col, chunk, _| x.load(row, col, chunk),
@@ -47,9 +51,10 @@ pub(crate) fn copy(x: MatRef<'_>, out: MatMut<'_>) {
 }
 
 /// `out = a + b`; a `b` of one row is added to every row.
-pub(crate) fn add(a: MatRef<'_>, b: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn add(strand: usize, a: MatRef<'_>, b: MatRef<'_>, out: MatMut<'_>) {
     let is_row = b.rows() == 1;
     map(
+        strand,
         out,
         #[inline(always)]
         |row, col, chunk, other| {
@@ -76,8 +81,9 @@ pub(crate) fn activate_chunk(activation: Activation, chunk: &mut [f32]) {
 }
 
 /// `out = activation(x)`.
-pub(crate) fn activate(x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
+pub(crate) fn activate(strand: usize, x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
     map(
+        strand,
         out,
         #[inline(always)]
         |row, col, chunk, _| {
@@ -88,9 +94,10 @@ pub(crate) fn activate(x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
 }
 
 /// `out[:, j] = gelu_tanh(x[:, j]) * x[:, cols + j]`.
-pub(crate) fn glu_gelu(x: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn glu_gelu(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
     let cols = out.cols();
     map(
+        strand,
         out,
         #[inline(always)]
         |row, col, chunk, factor| {
@@ -104,9 +111,16 @@ pub(crate) fn glu_gelu(x: MatRef<'_>, out: MatMut<'_>) {
 }
 
 /// `latent += dsigma * velocity`.
-pub(crate) fn euler(latent: MatRef<'_>, velocity: MatRef<'_>, dsigma: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn euler(
+    strand: usize,
+    latent: MatRef<'_>,
+    velocity: MatRef<'_>,
+    dsigma: MatRef<'_>,
+    out: MatMut<'_>,
+) {
     let dsigma = dsigma.at(0, 0);
     map(
+        strand,
         out,
         #[inline(always)]
         |row, col, chunk, slope| {
@@ -120,8 +134,16 @@ pub(crate) fn euler(latent: MatRef<'_>, velocity: MatRef<'_>, dsigma: MatRef<'_>
 }
 
 /// Packed tokens to pixels: `out = x / scale + shift`.
-pub(crate) fn unpatchify(x: MatRef<'_>, width: usize, scale: f32, shift: f32, out: MatMut<'_>) {
+pub(crate) fn unpatchify(
+    strand: usize,
+    x: MatRef<'_>,
+    width: usize,
+    scale: f32,
+    shift: f32,
+    out: MatMut<'_>,
+) {
     map(
+        strand,
         out,
         #[inline(always)]
         |pixel, col, chunk, _| {

@@ -8,8 +8,11 @@ use super::conv::Conv;
 use super::epilogue::Epilogue;
 use super::group_norm::GroupNorm;
 use super::norm::HeadNorm;
+use super::parallel::Strand;
+use super::team::Round;
+use super::workspace::Work;
 use super::{elementwise, linear, lookup, norm};
-use crate::{BoundOp, DeviceError, Mat, Program};
+use crate::{DeviceError, Mat, Program};
 
 /// Sizes and numbers that `check` has compared with the arena, which fits in memory.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
@@ -17,19 +20,23 @@ fn size(count: u64) -> usize {
     count as usize
 }
 
-/// Carries out an op at `step`, on the worker threads of the current pool.
+/// Carries out one strand of a round: a phase of an op at a step.
 ///
 /// # Errors
 /// [`DeviceError::RowOutOfTable`].
 pub(crate) fn execute(
     space: Space<'_>,
     program: &Program<'_>,
-    op: &BoundOp,
-    step: u32,
+    work: &Work,
+    round: Round,
+    index: usize,
 ) -> Result<(), DeviceError> {
-    let read = |mat: &Mat| space.reader(mat, step);
-    let write = |mat: &Mat| space.writer(mat, step);
-    let scratch = || space.scratch(op.workspace);
+    let op = &program.ops[round.op as usize];
+    let read = |mat: &Mat| space.reader(mat, round.step);
+    let write = |mat: &Mat| space.writer(mat, round.step);
+    let first = index * work.strand_floats;
+    let strand =
+        || Strand { index, scratch: space.scratch(op.workspace, first, work.strand_floats) };
     match &op.op.kind {
         OpKind::Input { input, out } => lookup::input(program.inputs[input.index()], write(out)),
         OpKind::Gather { table, ids, out } => {
@@ -39,16 +46,16 @@ pub(crate) fn execute(
         OpKind::Output { output, x } => {
             lookup::output(read(x), &program.outputs[output.index()]);
         }
-        OpKind::Copy { x, out } => elementwise::copy(read(x), write(out)),
-        OpKind::Add { a, b, out } => elementwise::add(read(a), read(b), write(out)),
+        OpKind::Copy { x, out } => elementwise::copy(index, read(x), write(out)),
+        OpKind::Add { a, b, out } => elementwise::add(index, read(a), read(b), write(out)),
         OpKind::AddWeight { a, weight, out } => {
             let rows = Mat { rows: a.rows, ..*weight };
-            elementwise::add(read(a), read(&rows), write(out));
+            elementwise::add(index, read(a), read(&rows), write(out));
         }
         OpKind::Activate { x, activation, out } => {
-            elementwise::activate(read(x), *activation, write(out));
+            elementwise::activate(index, read(x), *activation, write(out));
         }
-        OpKind::GluGelu { x, out } => elementwise::glu_gelu(read(x), write(out)),
+        OpKind::GluGelu { x, out } => elementwise::glu_gelu(index, read(x), write(out)),
         OpKind::Sinusoid { x, out } => elementwise::sinusoid(read(x), write(out)),
         OpKind::Linear { x, weight, bias, activation, residual, out } => {
             let residual = residual.as_ref();
@@ -58,7 +65,7 @@ pub(crate) fn execute(
                 base: residual.map(|residual| read(&residual.base)),
                 gate: residual.and_then(|residual| residual.gate.as_ref()).map(read),
             };
-            linear::linear(read(x), read(weight), epilogue, write(out), scratch());
+            linear::linear(strand(), read(x), read(weight), epilogue, write(out));
         }
         OpKind::Norm { x, norm: kind, out } => {
             let kind = match kind {
@@ -70,7 +77,7 @@ pub(crate) fn execute(
                 }
                 Norm::Rms { eps, weight } => Norm::Rms { eps: *eps, weight: read(weight) },
             };
-            norm::norm(read(x), &kind, write(out));
+            norm::norm(index, read(x), &kind, write(out));
         }
         OpKind::QkNormRope { q, k, q_weight, k_weight, rope, heads, eps } => {
             let head_norm = HeadNorm {
@@ -80,7 +87,7 @@ pub(crate) fn execute(
                 heads: size(*heads),
                 eps: *eps,
             };
-            head_norm.run(write(q), write(k));
+            head_norm.run(index, write(q), write(k));
         }
         OpKind::Attention { q, k, v, heads, scale, causal, bias, out } => {
             let attention = Attention {
@@ -92,7 +99,7 @@ pub(crate) fn execute(
                 causal: *causal,
                 bias: bias.as_ref().map(|bias| read(&bias.bias)),
             };
-            attention.run(write(out), scratch());
+            attention.run(strand(), write(out));
         }
         OpKind::ExpandBias { weight, buckets, out } => {
             lookup::expand_bias(read(weight), read(buckets), write(out));
@@ -101,10 +108,10 @@ pub(crate) fn execute(
             lookup::select_row(read(x), read(index), write(out));
         }
         OpKind::Euler { latent, velocity, dsigma } => {
-            elementwise::euler(read(latent), read(velocity), read(dsigma), write(latent));
+            elementwise::euler(index, read(latent), read(velocity), read(dsigma), write(latent));
         }
         OpKind::Unpatchify { x, height: _, width, scale, shift, out } => {
-            elementwise::unpatchify(read(x), size(*width), *scale, *shift, write(out));
+            elementwise::unpatchify(index, read(x), size(*width), *scale, *shift, write(out));
         }
         OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out } => {
             let group_norm = GroupNorm {
@@ -115,7 +122,16 @@ pub(crate) fn execute(
                 eps: *eps,
                 silu: *silu,
             };
-            group_norm.run(write(out), scratch());
+            if round.phase == 0 {
+                group_norm.sum(strand());
+            } else {
+                let own = group_norm.sum_floats();
+                let rest = space.scratch(op.workspace, first + own, work.strand_floats - own);
+                let sums = |index: usize| {
+                    space.scratch_written(op.workspace, index * work.strand_floats, own)
+                };
+                group_norm.apply(index, rest, sums, write(out));
+            }
         }
         OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } => {
             let conv = Conv {
@@ -127,7 +143,7 @@ pub(crate) fn execute(
                 bias: read(bias),
                 residual: residual.as_ref().map(read),
             };
-            conv.run(write(out), scratch());
+            conv.run(strand(), write(out));
         }
     }
     Ok(())

@@ -4,13 +4,16 @@
 //! the pixels, so the bits do not depend on who computed which. In `f64` the variance may be taken from the sum
 //! of squares: a mean of a thousand deviations still leaves ten digits.
 
+use plimsoll_graph::Activation;
+
 use super::arena::{MatMut, MatRef};
+use super::elementwise::activate_chunk;
 use super::math;
-use super::parallel::{Corner, Grid, for_each_band, for_each_strand, strands_for};
+use super::parallel::{Grid, Strand, strands_for};
 use super::simd::vectorised;
 
 /// Elements that pay for handing over a task.
-pub(crate) const GRAIN: usize = 24 * 1024;
+const GRAIN: usize = 8 * 1024;
 /// Channels that are summed side by side, in registers.
 const LANES: usize = 16;
 /// Channels that are normalised at once.
@@ -18,14 +21,15 @@ const CHUNK: usize = 64;
 /// Floats of a channel's two sums.
 const SUMS: usize = 4;
 
-/// How pixels are cut for the sums.
-fn grid(pixels: usize, channels: usize) -> Grid {
-    Grid::new([pixels, 1], [strands_for(pixels * channels, GRAIN), 1], [1, 1])
+/// How pixels are cut, in both phases.
+pub(crate) fn grid(pixels: usize, channels: usize) -> Grid {
+    Grid::bands([pixels, channels], strands_for(pixels.saturating_mul(channels), GRAIN))
 }
 
-/// Floats of scratch: sums of every strand, then mean, factor and addend of every channel.
-pub(crate) fn scratch_floats(pixels: usize, channels: usize) -> usize {
-    grid(pixels, channels).count() * channels * SUMS + 3 * channels
+/// Floats of a strand's scratch: its sums, then mean, factor and addend of every channel, which each strand works out for
+/// itself from all sums.
+pub(crate) fn strand_floats(channels: usize) -> usize {
+    (channels * (SUMS + 3)).next_multiple_of(64)
 }
 
 /// Operands but the result.
@@ -40,23 +44,41 @@ pub(crate) struct GroupNorm<'a> {
 }
 
 impl GroupNorm<'_> {
-    /// Carries out the op; `scratch` is what [`scratch_floats`] asked for.
-    pub(crate) fn run(&self, out: MatMut<'_>, scratch: &mut [f32]) {
+    /// Floats of a strand's own sums.
+    pub(crate) fn sum_floats(&self) -> usize {
+        self.x.cols() * SUMS
+    }
+
+    /// First phase: leaves a strand's sums in its scratch.
+    pub(crate) fn sum(&self, strand: Strand<'_>) {
         let (pixels, channels) = (self.x.rows(), self.x.cols());
         let grid = grid(pixels, channels);
-        let (sums, rest) = scratch.split_at_mut(grid.count() * channels * SUMS);
-        for_each_strand((), grid, sums, &|corner: Corner, (), floats: &mut [f32]| {
-            let last = (corner.row + grid.rows).min(pixels);
-            vectorised(
-                #[inline(always)]
-                |_| self.add_pixels(corner.row, last, bytemuck::cast_slice_mut(floats)),
-            );
-        });
+        let first = grid.corner(strand.index).row;
+        let last = (first + grid.rows).min(pixels);
+        let sums = bytemuck::cast_slice_mut(&mut strand.scratch[..self.sum_floats()]);
+        vectorised(
+            #[inline(always)]
+            |_| self.add_pixels(first, last, sums),
+        );
+    }
+
+    /// Second phase: a strand's pixels, from the sums of strand after strand that `sums(index)` gives. What is
+    /// between a strand's own sums and the end of its scratch is `rest`.
+    pub(crate) fn apply<'s>(
+        &self,
+        index: usize,
+        rest: &mut [f32],
+        sums: impl Fn(usize) -> &'s [f32],
+        out: MatMut<'_>,
+    ) {
+        let (pixels, channels) = (self.x.rows(), self.x.cols());
+        let grid = grid(pixels, channels);
         let (mean, rest) = rest.split_at_mut(channels);
         let (factor, rest) = rest.split_at_mut(channels);
         let addend = &mut rest[..channels];
-        self.combine(bytemuck::cast_slice(sums), [mean, factor, addend]);
-        self.apply([mean, factor, addend], grid.row_strands, out);
+        self.combine(grid.count(), sums, [mean, factor, addend]);
+        let (corner, band) = grid.part(out, index);
+        self.normalise([mean, factor, addend], corner.row, band);
     }
 
     /// Sum and sum of squares of each channel over some pixels, `[2][channels]`.
@@ -88,13 +110,19 @@ impl GroupNorm<'_> {
     /// From sums to what is subtracted from, multiplied with and added to each channel.
     #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
     #[expect(clippy::cast_precision_loss, reason = "a number of pixels, far below 2^52")]
-    fn combine(&self, sums: &[f64], [mean, factor, addend]: [&mut [f32]; 3]) {
+    fn combine<'s>(
+        &self,
+        strands: usize,
+        sums: impl Fn(usize) -> &'s [f32],
+        [mean, factor, addend]: [&mut [f32]; 3],
+    ) {
         let channels = self.x.cols();
         let width = channels / self.groups;
         let count = (self.x.rows() * width) as f64;
         for group in (0..channels).step_by(width) {
             let (mut sum, mut square) = (0.0, 0.0);
-            for strand in sums.chunks_exact(2 * channels) {
+            for index in 0..strands {
+                let strand: &[f64] = bytemuck::cast_slice(sums(index));
                 sum += strand[group..group + width].iter().sum::<f64>();
                 square += strand[channels + group..channels + group + width].iter().sum::<f64>();
             }
@@ -109,36 +137,33 @@ impl GroupNorm<'_> {
         }
     }
 
-    /// `(x - mean) * factor + addend`, then SiLU.
-    fn apply(&self, [mean, factor, addend]: [&[f32]; 3], strands: usize, out: MatMut<'_>) {
+    /// `(x - mean) * factor + addend`, then SiLU, for a band of pixels.
+    fn normalise(&self, [mean, factor, addend]: [&[f32]; 3], first: usize, mut band: MatMut<'_>) {
         let channels = self.x.cols();
-        let pixels = out.rows();
-        for_each_band(out, pixels, strands, &|first: usize, mut band: MatMut<'_>| {
-            vectorised(
-                #[inline(always)]
-                |_| {
-                    let mut values = [0.0; CHUNK];
-                    for pixel in 0..band.rows() {
-                        for channel in (0..channels).step_by(CHUNK) {
-                            let range = channel..channels.min(channel + CHUNK);
-                            let values = &mut values[..range.len()];
-                            self.x.load(first + pixel, channel, values);
-                            for (((value, mean), factor), addend) in values
-                                .iter_mut()
-                                .zip(&mean[range.clone()])
-                                .zip(&factor[range.clone()])
-                                .zip(&addend[range])
-                            {
-                                *value = (*value - mean) * factor + addend;
-                            }
-                            if self.silu {
-                                values.iter_mut().for_each(|value| *value = math::silu(*value));
-                            }
-                            band.store(pixel, channel, values);
+        vectorised(
+            #[inline(always)]
+            |_| {
+                let mut values = [0.0; CHUNK];
+                for pixel in 0..band.rows() {
+                    for channel in (0..channels).step_by(CHUNK) {
+                        let range = channel..channels.min(channel + CHUNK);
+                        let values = &mut values[..range.len()];
+                        self.x.load(first + pixel, channel, values);
+                        for (((value, mean), factor), addend) in values
+                            .iter_mut()
+                            .zip(&mean[range.clone()])
+                            .zip(&factor[range.clone()])
+                            .zip(&addend[range])
+                        {
+                            *value = (*value - mean) * factor + addend;
                         }
+                        if self.silu {
+                            activate_chunk(Activation::Silu, values);
+                        }
+                        band.store(pixel, channel, values);
                     }
-                },
-            );
-        });
+                }
+            },
+        );
     }
 }

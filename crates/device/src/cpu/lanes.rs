@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use super::arena::Space;
 use super::bell::Bell;
+use super::team::{Round, Team};
+use super::workspace::{Work, bound_shapes};
 use super::{copy, execute};
 use crate::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span, SpanKind};
 
@@ -72,6 +74,9 @@ pub(crate) struct Run<'r> {
     /// Bits of seconds.
     marks: Vec<AtomicU64>,
     spans: Mutex<Vec<Span>>,
+    /// How each op of the program is carried out.
+    works: Vec<Work>,
+    team: Team,
 }
 
 impl<'r> Run<'r> {
@@ -96,6 +101,8 @@ impl<'r> Run<'r> {
             copied_bytes_by_step: zeros(program.steps),
             marks: zeros(program.mark_count),
             spans: Mutex::new(Vec::with_capacity(usize::try_from(span_count).unwrap_or(0))),
+            works: program.ops.iter().map(|op| Work::of(&bound_shapes(&op.op.kind))).collect(),
+            team: Team::default(),
         }
     }
 
@@ -107,7 +114,7 @@ impl<'r> Run<'r> {
     ) -> Result<(), DeviceError> {
         let driven = std::thread::scope(|scope| {
             scope.spawn(|| self.lane(Lane::Copy));
-            scope.spawn(|| pool.install(|| self.lane(Lane::Compute)));
+            scope.spawn(|| pool.broadcast(|worker| self.worker(worker.index())));
             // A panic of the caller's must not leave the lanes waiting for it.
             let driven = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 drive(self as &dyn Queue)
@@ -173,17 +180,37 @@ impl<'r> Run<'r> {
         u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
+    /// A worker's thread from start to end: the first is the compute lane, the others help it.
+    fn worker(&self, index: usize) {
+        if index == 0 {
+            self.lane(Lane::Compute);
+            self.team.close();
+            return;
+        }
+        let help = || {
+            self.team.help(&|round, strand| self.guard("compute", || self.strand(round, strand)))
+        };
+        self.guard("compute", || {
+            help();
+            Ok(())
+        });
+    }
+
     /// A lane's thread from start to end.
     fn lane(&self, lane: Lane) {
-        let work = std::panic::AssertUnwindSafe(|| self.carry_out_all(lane));
-        let failure = match std::panic::catch_unwind(work) {
+        self.guard(self.state(lane).name, || self.carry_out_all(lane));
+    }
+
+    /// Does something of a lane's; its failure or panic stops the run.
+    fn guard(&self, lane: &'static str, work: impl FnOnce() -> Result<(), DeviceError>) {
+        let failure = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
             Ok(Err(failure)) => failure,
             Err(panic) => {
                 let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
                 let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
                 let cause = text.unwrap_or_else(|| "a panic without a message".to_owned());
-                DeviceError::LaneDied { lane: self.state(lane).name, cause }
+                DeviceError::LaneDied { lane, cause }
             }
         };
         if matches!(failure, DeviceError::Cancelled) {
@@ -249,8 +276,7 @@ impl<'r> Run<'r> {
                 Ok(())
             }
             Command::Run { op: index, step } => {
-                let op = &self.program.ops[index as usize];
-                execute::execute(self.space, self.program, op, step)?;
+                self.run_op(index, step)?;
                 self.note(SpanKind::Op, index, Some(step), start);
                 Ok(())
             }
@@ -266,6 +292,28 @@ impl<'r> Run<'r> {
                 Ok(())
             }
         }
+    }
+
+    /// Carries out an op, with the helpers where it has strands for them.
+    fn run_op(&self, op: u32, step: u32) -> Result<(), DeviceError> {
+        let work = &self.works[op as usize];
+        self.space.touch_scratch(self.program.ops[op as usize].workspace);
+        for phase in 0..work.phases {
+            let round = Round { op, step, phase, strands: work.strands };
+            if work.strands == 1 {
+                self.strand(round, 0)?;
+            } else {
+                self.team.share(round, &|round, strand| {
+                    self.guard("compute", || self.strand(round, strand));
+                });
+            }
+        }
+        // What a strand met is kept where the run ends.
+        if self.is_stopped.load(Ordering::SeqCst) { Err(DeviceError::Cancelled) } else { Ok(()) }
+    }
+
+    fn strand(&self, round: Round, strand: usize) -> Result<(), DeviceError> {
+        execute::execute(self.space, self.program, &self.works[round.op as usize], round, strand)
     }
 
     fn await_signals(&self, lane: Lane, count: u64) -> Result<(), DeviceError> {

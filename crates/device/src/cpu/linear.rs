@@ -8,7 +8,7 @@
 use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
-use super::parallel::{Corner, Grid, for_each_strand, strands_for, within_scratch};
+use super::parallel::{Grid, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{SIDE, transposed};
 
@@ -27,7 +27,7 @@ const HELD_FLOATS: usize = 128 * 1024;
 /// Lanes that stand together: the most rows of any kernel.
 const PANEL: usize = 64;
 /// Operations that pay for handing over a task.
-const GRAIN: usize = 3_000_000;
+const GRAIN: usize = 2_000_000;
 
 /// Sizes of everything, from the op's shape alone.
 #[derive(Clone, Copy, Debug)]
@@ -72,64 +72,66 @@ impl Blocking {
         self.grid.count()
     }
 
-    /// Floats of all strands.
-    pub(crate) fn scratch_floats(&self) -> usize {
-        self.grid.count() * self.parts().iter().sum::<usize>()
+    /// Floats of a strand's scratch, in whole cache lines.
+    pub(crate) fn strand_floats(&self) -> usize {
+        self.parts().iter().sum::<usize>().next_multiple_of(64)
+    }
+
+    fn scratch_floats(&self) -> usize {
+        self.strands() * self.strand_floats()
     }
 }
 
-/// Carries out the op; `scratch` is what [`Blocking::scratch_floats`] asked for.
+/// Carries out a strand of the op.
 pub(crate) fn linear(
+    strand: Strand<'_>,
     x: MatRef<'_>,
     weight: MatRef<'_>,
     epilogue: Epilogue<'_>,
     out: MatMut<'_>,
-    scratch: &mut [f32],
 ) {
     let blocking = Blocking::new(x.rows(), weight.rows(), x.cols());
-    let task = |corner: Corner, mut part: MatMut<'_>, scratch: &mut [f32]| {
-        vectorised(
-            #[inline(always)]
-            |isa| {
-                let [lanes, weights, sums] = blocking.parts();
-                let (lanes, rest) = scratch.split_at_mut(lanes);
-                let (weights, sums) = rest[..weights + sums].split_at_mut(weights);
-                let strand = Strand { x: &x, weight: &weight, held: blocking.held, isa };
-                for row in (0..part.rows()).step_by(blocking.rows) {
-                    for col in (0..part.cols()).step_by(blocking.cols) {
-                        let place = TilePlace {
-                            whole: [corner.row + row, corner.col + col],
-                            part: [row, col],
-                            size: [
-                                blocking.rows.min(part.rows() - row),
-                                blocking.cols.min(part.cols() - col),
-                            ],
-                        };
-                        strand.sum_tile(place, col == 0, [lanes, weights, sums]);
-                        let stride = place.size[0].next_multiple_of(LANES);
-                        epilogue.store(isa, sums, stride, place, &mut part);
-                    }
+    let (corner, mut part) = blocking.grid.part(out, strand.index);
+    vectorised(
+        #[inline(always)]
+        |isa| {
+            let [lanes, weights, sums] = blocking.parts();
+            let (lanes, rest) = strand.scratch.split_at_mut(lanes);
+            let (weights, sums) = rest[..weights + sums].split_at_mut(weights);
+            let tiles = Tiles { x: &x, weight: &weight, held: blocking.held, isa };
+            for row in (0..part.rows()).step_by(blocking.rows) {
+                for col in (0..part.cols()).step_by(blocking.cols) {
+                    let place = TilePlace {
+                        whole: [corner.row + row, corner.col + col],
+                        part: [row, col],
+                        size: [
+                            blocking.rows.min(part.rows() - row),
+                            blocking.cols.min(part.cols() - col),
+                        ],
+                    };
+                    tiles.sum(place, col == 0, [lanes, weights, sums]);
+                    let stride = place.size[0].next_multiple_of(LANES);
+                    epilogue.store(isa, sums, stride, place, &mut part);
                 }
-            },
-        );
-    };
-    for_each_strand(out, blocking.grid, scratch, &task);
+            }
+        },
+    );
 }
 
 /// What stays the same for all tiles of a strand.
-struct Strand<'s, 'a> {
+struct Tiles<'s, 'a> {
     x: &'s MatRef<'a>,
     weight: &'s MatRef<'a>,
     held: usize,
     isa: Isa,
 }
 
-impl Strand<'_, '_> {
+impl Tiles<'_, '_> {
     /// `sums[j][i] = x[i] . w[j]` for a tile, `i` padded to whole lanes.
     ///
     /// Lanes that hold all of `k` are packed for the first tile of a row of tiles.
     #[inline(always)]
-    fn sum_tile(&self, place: TilePlace, is_first: bool, [lanes, weights, sums]: [&mut [f32]; 3]) {
+    fn sum(&self, place: TilePlace, is_first: bool, [lanes, weights, sums]: [&mut [f32]; 3]) {
         let [rows, cols] = place.size;
         let stride = rows.next_multiple_of(LANES);
         let k = self.x.cols();

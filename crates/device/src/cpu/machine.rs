@@ -7,7 +7,7 @@ use plimsoll_plan::Machine;
 
 use super::rates::Rates;
 use super::signature::Signature;
-use super::workspace::{bound_shapes, graph_shapes, workspace_bytes};
+use super::workspace::{Work, bound_shapes, graph_shapes};
 use crate::Mat;
 
 /// The CPU device as a planner sees it.
@@ -67,7 +67,7 @@ impl CpuMachine {
 
 /// Scratch of an op with addresses: what [`Machine::workspace_bytes`] says for the same op of a graph.
 pub fn bound_workspace_bytes(op: &OpKind<Mat, Mat>) -> u64 {
-    workspace_bytes(&bound_shapes(op))
+    Work::of(&bound_shapes(op)).workspace_bytes()
 }
 
 impl Machine for CpuMachine {
@@ -85,7 +85,7 @@ impl Machine for CpuMachine {
     }
 
     fn workspace_bytes(&self, graph: &Graph, op: &Op) -> u64 {
-        workspace_bytes(&graph_shapes(graph, op))
+        Work::of(&graph_shapes(graph, op)).workspace_bytes()
     }
 
     fn op_seconds(&self, graph: &Graph, op: &Op) -> f64 {

@@ -3,9 +3,8 @@
 use plimsoll_graph::{DType, Norm};
 
 use super::arena::{MatMut, MatRef};
-use super::elementwise::GRAIN;
 use super::math::{self, bf16_round};
-use super::parallel::{for_each_band, strands_for};
+use super::parallel::{Grid, strands_for};
 use super::simd::vectorised;
 
 /// Elements of a row that are held at once; the block in which [`math::sum`] adds.
@@ -83,11 +82,24 @@ impl Rows<'_, '_> {
     }
 }
 
-/// Normalises each row of `x`.
+/// Elements that pay for handing over a task.
+const GRAIN: usize = 6 * 1024;
+
+/// How a norm's rows are cut.
+pub(crate) fn grid(rows: usize, cols: usize) -> Grid {
+    Grid::bands([rows, cols], strands_for(rows.saturating_mul(cols), GRAIN))
+}
+
+/// Normalises a strand's rows of `x`.
 #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
 #[expect(clippy::cast_precision_loss, reason = "a number of columns, far below 2^52")]
-pub(crate) fn norm(x: MatRef<'_>, norm: &Norm<MatRef<'_>, MatRef<'_>>, out: MatMut<'_>) {
-    let (rows, cols) = (out.rows(), out.cols());
+pub(crate) fn norm(
+    strand: usize,
+    x: MatRef<'_>,
+    norm: &Norm<MatRef<'_>, MatRef<'_>>,
+    out: MatMut<'_>,
+) {
+    let cols = out.cols();
     let (eps, factor, addend) = match norm {
         Norm::LayerModulated { eps, scale, shift } => (*eps, scale, Some(shift)),
         Norm::LayerAffine { eps, weight, bias } => (*eps, weight, Some(bias)),
@@ -98,36 +110,53 @@ pub(crate) fn norm(x: MatRef<'_>, norm: &Norm<MatRef<'_>, MatRef<'_>>, out: MatM
     // A modulation is a multiplier less one.
     let one = if matches!(norm, Norm::LayerModulated { .. }) { 1.0 } else { 0.0 };
     let is_rounded = out.dtype() == DType::BF16;
-    let strands = strands_for(rows * cols, GRAIN / 2);
-    for_each_band(out, rows, strands, &|first: usize, mut band: MatMut<'_>| {
-        vectorised(
-            #[inline(always)]
-            |_| {
-                let (values, factors, addends) = ([0.0; ROW], [0.0; ROW], [0.0; ROW]);
-                let mut rows = Rows { x: &x, factor, addend, row: 0, values, factors, addends };
-                if rows.is_whole() {
-                    rows.load_factors(0, cols);
-                }
-                for row in 0..band.rows() {
-                    rows.begin(first + row);
-                    if addend.is_none() {
-                        let scale = math::rsqrt(rows.sum(|value| value * value) / count + eps);
-                        rows.finish(row, &mut band, |value, factor, _| {
+    let (corner, mut band) = grid(out.rows(), cols).part(out, strand);
+    vectorised(
+        #[inline(always)]
+        |_| {
+            let (values, factors, addends) = ([0.0; ROW], [0.0; ROW], [0.0; ROW]);
+            let mut rows = Rows { x: &x, factor, addend, row: 0, values, factors, addends };
+            if rows.is_whole() {
+                rows.load_factors(0, cols);
+            }
+            for row in 0..band.rows() {
+                rows.begin(corner.row + row);
+                if addend.is_none() {
+                    let square = rows.sum(
+                        #[inline(always)]
+                        |value| value * value,
+                    );
+                    let scale = math::rsqrt(square / count + eps);
+                    rows.finish(
+                        row,
+                        &mut band,
+                        #[inline(always)]
+                        |value, factor, _| {
                             let normal = value * scale;
                             (if is_rounded { bf16_round(normal) } else { normal }) * factor
-                        });
-                        continue;
-                    }
-                    let mean = (rows.sum(|value| value) / count) as f32;
-                    let square = rows.sum(|value| (value - mean) * (value - mean));
-                    let scale = math::rsqrt(square / count + eps);
-                    rows.finish(row, &mut band, |value, factor, addend| {
-                        (value - mean) * scale * (one + factor) + addend
-                    });
+                        },
+                    );
+                    continue;
                 }
-            },
-        );
-    });
+                let total = rows.sum(
+                    #[inline(always)]
+                    |value| value,
+                );
+                let mean = (total / count) as f32;
+                let square = rows.sum(
+                    #[inline(always)]
+                    |value| (value - mean) * (value - mean),
+                );
+                let scale = math::rsqrt(square / count + eps);
+                rows.finish(
+                    row,
+                    &mut band,
+                    #[inline(always)]
+                    |value, factor, addend| (value - mean) * scale * (one + factor) + addend,
+                );
+            }
+        },
+    );
 }
 
 /// RMS norm of each head, then rotary embedding of adjacent pairs, in place.
@@ -141,32 +170,29 @@ pub(crate) struct HeadNorm<'a> {
 }
 
 impl HeadNorm<'_> {
-    /// Carries it out on `q` and `k`.
-    pub(crate) fn run(&self, q: MatMut<'_>, k: MatMut<'_>) {
-        let rows = q.rows();
+    /// Carries it out on a strand's rows of `q` and `k`.
+    pub(crate) fn run(&self, strand: usize, q: MatMut<'_>, k: MatMut<'_>) {
         let head_dim = q.cols() / self.heads;
-        let strands = strands_for(2 * rows * q.cols(), GRAIN / 2);
-        for_each_band([q, k], rows, strands, &|first: usize, [mut q, mut k]: [MatMut<'_>; 2]| {
-            vectorised(
-                #[inline(always)]
-                |_| {
-                    let [mut q_scale, mut k_scale, mut values] = [[0.0; HEAD_DIM_MAX]; 3];
-                    let mut turn = Turn { cos: [0.0; HEAD_DIM_MAX], sin: [0.0; HEAD_DIM_MAX] };
-                    self.q_weight.load(0, 0, &mut q_scale[..head_dim]);
-                    self.k_weight.load(0, 0, &mut k_scale[..head_dim]);
-                    for row in 0..q.rows() {
-                        turn.load(&self.rope, first + row);
-                        for (band, scale) in [(&mut q, &q_scale), (&mut k, &k_scale)] {
-                            for col in (0..self.heads * head_dim).step_by(head_dim) {
-                                band.load(row, col, &mut values[..head_dim]);
-                                self.turn_head(&mut values, head_dim, scale, &turn);
-                                band.store(row, col, &values[..head_dim]);
-                            }
+        let (corner, [mut q, mut k]) = grid(q.rows(), 2 * q.cols()).part([q, k], strand);
+        vectorised(
+            #[inline(always)]
+            |_| {
+                let [mut q_scale, mut k_scale, mut values] = [[0.0; HEAD_DIM_MAX]; 3];
+                let mut turn = Turn { cos: [0.0; HEAD_DIM_MAX], sin: [0.0; HEAD_DIM_MAX] };
+                self.q_weight.load(0, 0, &mut q_scale[..head_dim]);
+                self.k_weight.load(0, 0, &mut k_scale[..head_dim]);
+                for row in 0..q.rows() {
+                    turn.load(&self.rope, corner.row + row);
+                    for (band, scale) in [(&mut q, &q_scale), (&mut k, &k_scale)] {
+                        for col in (0..self.heads * head_dim).step_by(head_dim) {
+                            band.load(row, col, &mut values[..head_dim]);
+                            self.turn_head(&mut values, head_dim, scale, &turn);
+                            band.store(row, col, &values[..head_dim]);
                         }
                     }
-                },
-            );
-        });
+                }
+            },
+        );
     }
 
     /// `values` past the head are zero and stay so: whole vectors go by.

@@ -1,8 +1,8 @@
-//! Work split into strands: fixed rectangles of an op's result, each computed by one task.
+//! Work split into strands: fixed rectangles of an op's result, each computed by one worker.
 //!
 //! The number of strands follows from the op's shape alone, never from the number of workers: with one worker
 //! the strands run one after the other. A strand has scratch of its own, so a plan's workspace does not depend
-//! on the machine.
+//! on the machine. [`super::team`] hands strands to workers.
 
 use super::arena::MatMut;
 
@@ -70,44 +70,22 @@ pub(crate) fn within_scratch<B>(
     }
 }
 
-/// What is written by strands: one matrix, or two cut alike.
-pub(crate) trait Cut: Sized + Send {
-    fn cut_rows(self, at: usize) -> (Self, Self);
-    fn cut_cols(self, at: usize) -> (Self, Self);
+/// What strands write: one matrix, or two cut alike.
+pub(crate) trait Cut: Sized {
+    /// The rectangle at a corner, as far as the matrix goes.
+    fn cut(self, corner: Corner, rows: usize, cols: usize) -> Self;
 }
 
 impl Cut for MatMut<'_> {
-    fn cut_rows(self, at: usize) -> (Self, Self) {
-        self.split_rows(at)
-    }
-
-    fn cut_cols(self, at: usize) -> (Self, Self) {
-        self.split_cols(at)
-    }
-}
-
-/// Nothing: strands that only fill their scratch.
-impl Cut for () {
-    fn cut_rows(self, _at: usize) -> (Self, Self) {
-        ((), ())
-    }
-
-    fn cut_cols(self, _at: usize) -> (Self, Self) {
-        ((), ())
+    fn cut(self, corner: Corner, rows: usize, cols: usize) -> Self {
+        let (rows, cols) = (rows.min(self.rows() - corner.row), cols.min(self.cols() - corner.col));
+        self.rectangle([corner.row, corner.col], [rows, cols])
     }
 }
 
 impl<T: Cut> Cut for [T; 2] {
-    fn cut_rows(self, at: usize) -> (Self, Self) {
-        let [a, b] = self;
-        let ((a0, a1), (b0, b1)) = (a.cut_rows(at), b.cut_rows(at));
-        ([a0, b0], [a1, b1])
-    }
-
-    fn cut_cols(self, at: usize) -> (Self, Self) {
-        let [a, b] = self;
-        let ((a0, a1), (b0, b1)) = (a.cut_cols(at), b.cut_cols(at));
-        ([a0, b0], [a1, b1])
+    fn cut(self, corner: Corner, rows: usize, cols: usize) -> Self {
+        self.map(|matrix| matrix.cut(corner, rows, cols))
     }
 }
 
@@ -118,59 +96,29 @@ pub(crate) struct Corner {
     pub(crate) col: usize,
 }
 
-/// Runs `task(corner, rectangle, scratch)` for each rectangle of the grid; `scratch` is cut into equal parts.
-pub(crate) fn for_each_strand<C: Cut>(
-    target: C,
-    grid: Grid,
-    scratch: &mut [f32],
-    task: &(impl Fn(Corner, C, &mut [f32]) + Sync),
-) {
-    let each = scratch.len() / grid.count();
-    go(target, grid, Corner { row: 0, col: 0 }, scratch, each, task);
-}
-
-fn go<C: Cut>(
-    target: C,
-    grid: Grid,
-    corner: Corner,
-    scratch: &mut [f32],
-    each: usize,
-    task: &(impl Fn(Corner, C, &mut [f32]) + Sync),
-) {
-    let Grid { row_strands, rows, col_strands, cols } = grid;
-    let (first, second, one, other, beyond);
-    if row_strands > 1 {
-        let half = row_strands / 2;
-        (one, other) = target.cut_rows(half * rows);
-        first = Grid { row_strands: half, ..grid };
-        second = Grid { row_strands: row_strands - half, ..grid };
-        beyond = Corner { row: corner.row + half * rows, ..corner };
-    } else if col_strands > 1 {
-        let half = col_strands / 2;
-        (one, other) = target.cut_cols(half * cols);
-        first = Grid { col_strands: half, ..grid };
-        second = Grid { col_strands: col_strands - half, ..grid };
-        beyond = Corner { col: corner.col + half * cols, ..corner };
-    } else {
-        task(corner, target, scratch);
-        return;
+impl Grid {
+    /// Where strand `index` begins.
+    pub(crate) fn corner(&self, index: usize) -> Corner {
+        Corner {
+            row: index / self.col_strands * self.rows,
+            col: index % self.col_strands * self.cols,
+        }
     }
-    let (scratch, rest) = scratch.split_at_mut(first.count() * each);
-    rayon::join(
-        || go(one, first, corner, scratch, each, task),
-        || go(other, second, beyond, rest, each, task),
-    );
+
+    /// A strand's place and its part of the result.
+    pub(crate) fn part<C: Cut>(&self, target: C, index: usize) -> (Corner, C) {
+        let corner = self.corner(index);
+        (corner, target.cut(corner, self.rows, self.cols))
+    }
+
+    /// Bands of whole rows, about `strands` of them.
+    pub(crate) fn bands([rows, cols]: [usize; 2], strands: usize) -> Self {
+        Self::new([rows, cols], [strands, 1], [1, 1])
+    }
 }
 
-/// Runs `task(first row, rows, scratch)` for each of about `strands` bands of rows.
-pub(crate) fn for_each_band<C: Cut>(
-    target: C,
-    rows: usize,
-    strands: usize,
-    task: &(impl Fn(usize, C) + Sync),
-) {
-    let grid = Grid::new([rows, 1], [strands, 1], [1, 1]);
-    for_each_strand(target, grid, &mut [], &|corner: Corner, part, _: &mut [f32]| {
-        task(corner.row, part);
-    });
+/// A strand: which of its op's, and its scratch.
+pub(crate) struct Strand<'s> {
+    pub(crate) index: usize,
+    pub(crate) scratch: &'s mut [f32],
 }

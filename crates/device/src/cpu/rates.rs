@@ -7,7 +7,7 @@
 use plimsoll_graph::{Activation, OpKind};
 
 use super::gemm::LANES;
-use super::workspace::{Shape, strands};
+use super::workspace::{Shape, Work};
 
 /// Rates of one worker, and of the copy lane.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,7 +130,7 @@ impl Rates {
                 count(out) * 10.0 * self.element_seconds
             }
         };
-        let shared_by = strands(op).min(workers).max(1) as f64;
+        let shared_by = (Work::of(op).strands as usize).min(workers).max(1) as f64;
         self.op_seconds + self.scale * work / shared_by
     }
 }

@@ -2,8 +2,8 @@
 
 use plimsoll_graph::{Graph, Op, OpKind};
 
-use super::parallel::strands_for;
-use super::{attention, conv, elementwise, group_norm, linear};
+use super::parallel::Grid;
+use super::{attention, conv, elementwise, group_norm, linear, norm};
 use crate::Mat;
 
 /// Rows and columns of an operand.
@@ -34,57 +34,61 @@ pub(crate) fn bound_shapes(op: &OpKind<Mat, Mat>) -> OpKind<Shape, Shape> {
     op.map(&mut |mat, _| Shape::new(mat.rows, mat.cols), &mut |mat| Shape::new(mat.rows, mat.cols))
 }
 
-/// Bytes of scratch.
-///
-/// Dtypes do not matter: every operand is brought to `f32` on its way into the scratch.
-pub(crate) fn workspace_bytes(op: &OpKind<Shape, Shape>) -> u64 {
-    let floats = match op {
-        OpKind::Linear { x, weight, .. } => {
-            linear::Blocking::new(x.rows, weight.rows, x.cols).scratch_floats()
-        }
-        OpKind::Attention { q, k, heads, .. } => {
-            let heads = usize::try_from(*heads).unwrap_or(1);
-            attention::Blocking::new(q.rows, k.rows, q.cols, heads).scratch_floats()
-        }
-        OpKind::GroupNorm { x, .. } => group_norm::scratch_floats(x.rows, x.cols),
-        OpKind::Conv3x3 { x, height, width, upscale, weight, .. } => {
-            let size = [height * upscale, width * upscale]
-                .map(|pixels| usize::try_from(pixels).unwrap_or(usize::MAX));
-            conv::Blocking::new(size, x.cols, weight.rows).scratch_floats()
-        }
-        _ => 0,
-    };
-    floats as u64 * 4
+/// How an op is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// Rounds of all strands; the second begins when the first is done.
+    pub(crate) phases: u32,
+    pub(crate) strands: u32,
+    /// Floats of a strand's scratch.
+    pub(crate) strand_floats: usize,
 }
 
-/// How many tasks an op is cut into.
-pub(crate) fn strands(op: &OpKind<Shape, Shape>) -> usize {
-    let by_rows = |shape: &Shape, grain: usize| {
-        strands_for(shape.rows.saturating_mul(shape.cols), grain).min(shape.rows)
-    };
-    match op {
-        OpKind::Linear { x, weight, .. } => {
-            linear::Blocking::new(x.rows, weight.rows, x.cols).strands()
+impl Work {
+    /// From the op's shapes. Dtypes do not matter: every operand is brought to `f32` on its way into the scratch.
+    pub(crate) fn of(op: &OpKind<Shape, Shape>) -> Self {
+        // At most 16 strands, by construction of every grid.
+        let number = |strands: usize| u32::try_from(strands).unwrap_or(u32::MAX);
+        let plain =
+            |grid: Grid| Self { phases: 1, strands: number(grid.count()), strand_floats: 0 };
+        let shared =
+            |strands, strand_floats| Self { phases: 1, strands: number(strands), strand_floats };
+        match op {
+            OpKind::Linear { x, weight, .. } => {
+                let blocking = linear::Blocking::new(x.rows, weight.rows, x.cols);
+                shared(blocking.strands(), blocking.strand_floats())
+            }
+            OpKind::Attention { q, k, heads, .. } => {
+                let heads = usize::try_from(*heads).unwrap_or(1);
+                let blocking = attention::Blocking::new(q.rows, k.rows, q.cols, heads);
+                shared(blocking.strands(), blocking.strand_floats())
+            }
+            OpKind::Conv3x3 { x, height, width, upscale, weight, .. } => {
+                let size = [height * upscale, width * upscale]
+                    .map(|pixels| usize::try_from(pixels).unwrap_or(usize::MAX));
+                let blocking = conv::Blocking::new(size, x.cols, weight.rows);
+                shared(blocking.strands(), blocking.strand_floats())
+            }
+            OpKind::GroupNorm { x, .. } => Self {
+                phases: 2,
+                strands: number(group_norm::grid(x.rows, x.cols).count()),
+                strand_floats: group_norm::strand_floats(x.cols),
+            },
+            OpKind::Norm { out, .. } => plain(norm::grid(out.rows, out.cols)),
+            OpKind::QkNormRope { q, .. } => plain(norm::grid(q.rows, 2 * q.cols)),
+            OpKind::Copy { out, .. }
+            | OpKind::Add { out, .. }
+            | OpKind::AddWeight { out, .. }
+            | OpKind::Activate { out, .. }
+            | OpKind::GluGelu { out, .. }
+            | OpKind::Unpatchify { out, .. } => plain(elementwise::grid(out.rows, out.cols)),
+            OpKind::Euler { latent, .. } => plain(elementwise::grid(latent.rows, latent.cols)),
+            _ => Self { phases: 1, strands: 1, strand_floats: 0 },
         }
-        OpKind::Attention { q, k, heads, .. } => {
-            let heads = usize::try_from(*heads).unwrap_or(1);
-            attention::Blocking::new(q.rows, k.rows, q.cols, heads).strands()
-        }
-        OpKind::Conv3x3 { x, height, width, upscale, weight, .. } => {
-            let size = [height * upscale, width * upscale]
-                .map(|pixels| usize::try_from(pixels).unwrap_or(usize::MAX));
-            conv::Blocking::new(size, x.cols, weight.rows).strands()
-        }
-        OpKind::GroupNorm { x, .. } => by_rows(x, group_norm::GRAIN),
-        OpKind::Norm { out, .. } => by_rows(out, elementwise::GRAIN / 2),
-        OpKind::QkNormRope { q, .. } => by_rows(q, elementwise::GRAIN / 4),
-        OpKind::Copy { out, .. }
-        | OpKind::Add { out, .. }
-        | OpKind::AddWeight { out, .. }
-        | OpKind::Activate { out, .. }
-        | OpKind::GluGelu { out, .. }
-        | OpKind::Unpatchify { out, .. } => by_rows(out, elementwise::GRAIN),
-        OpKind::Euler { latent, .. } => by_rows(latent, elementwise::GRAIN),
-        _ => 1,
+    }
+
+    /// Bytes of scratch of all strands.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        u64::from(self.strands) * self.strand_floats as u64 * 4
     }
 }
