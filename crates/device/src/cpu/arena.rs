@@ -172,10 +172,6 @@ impl<'a> Space<'a> {
     }
 
     /// Some floats of an op's scratch. The caller is the one strand that they belong to (D).
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "D: a strand takes its part once, and nothing else does"
-    )]
     pub(crate) fn scratch(&self, region: Region, first: usize, count: usize) -> &'a mut [f32] {
         if count == 0 {
             return &mut [];

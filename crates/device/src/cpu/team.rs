@@ -118,7 +118,6 @@ impl Team {
                 Ok(_) => {
                     // Done even if it panics, or the leader would wait for ever; the run reports the panic.
                     let _done = Done(&self.done);
-                    #[expect(clippy::cast_possible_truncation, reason = "below 2^16")]
                     run(round, strand as usize);
                     ticket = self.ticket.load(Ordering::Acquire);
                 }
