@@ -267,36 +267,38 @@ impl MatRef<'_> {
     #[inline(always)]
     pub(crate) fn load_block(&self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Block {
         assert!(rows > 0 && row + rows <= self.rows && rows <= SIDE && cols <= SIDE, "a block");
-        let first = self.run(row, col, cols);
         let mut block: Block = [[0.0; SIDE]; SIDE];
-        if self.dtype == DType::BF16 {
-            let first = first.cast::<u16>();
+        if cols < SIDE {
             for (at, line) in block.iter_mut().take(rows).enumerate() {
-                let source = first.wrapping_add(at * self.stride);
-                if cols == SIDE {
-                    // SAFETY: the rows and `run` have checked the elements; an array has its element's alignment (B).
-                    *line = unsafe { source.cast::<[u16; SIDE]>().read() }.map(bf16_value);
-                    continue;
-                }
-                for (across, value) in line.iter_mut().take(cols).enumerate() {
-                    // SAFETY: as above.
-                    *value = bf16_value(unsafe { source.add(across).read() });
-                }
+                self.load(row + at, col, &mut line[..cols]);
+            }
+            return block;
+        }
+        let first = self.run(row, col, cols);
+        if rows == SIDE {
+            for (at, line) in block.iter_mut().enumerate() {
+                *line = self.line(first, at);
             }
         } else {
-            let first = first.cast::<f32>();
             for (at, line) in block.iter_mut().take(rows).enumerate() {
-                let source = first.wrapping_add(at * self.stride);
-                if cols == SIDE {
-                    // SAFETY: as above.
-                    *line = unsafe { source.cast::<[f32; SIDE]>().read() };
-                    continue;
-                }
-                // SAFETY: as above; a block is no arena memory.
-                unsafe { std::ptr::copy_nonoverlapping(source, line.as_mut_ptr(), cols) };
+                *line = self.line(first, at);
             }
         }
         block
+    }
+
+    /// 16 elements `at` rows below `first`, which the caller has checked.
+    #[inline(always)]
+    fn line(&self, first: *mut u8, at: usize) -> [f32; SIDE] {
+        if self.dtype == DType::BF16 {
+            let source = first.cast::<[u16; SIDE]>().wrapping_byte_add(at * self.stride * 2);
+            // SAFETY: checked by `load_block`; an array has its element's alignment (B).
+            unsafe { source.read() }.map(bf16_value)
+        } else {
+            let source = first.cast::<[f32; SIDE]>().wrapping_byte_add(at * self.stride * 4);
+            // SAFETY: as above.
+            unsafe { source.read() }
+        }
     }
 
     /// One element as `f32`.
@@ -385,33 +387,25 @@ impl<'a> MatMut<'a> {
             rows > 0 && row + rows <= self.view.rows && rows <= SIDE && cols <= SIDE,
             "a block"
         );
-        let first = self.view.run(row, col, cols);
-        if self.view.dtype == DType::BF16 {
-            let first = first.cast::<u16>();
+        if cols < SIDE {
             for (at, line) in block.iter().take(rows).enumerate() {
-                let target = first.wrapping_add(at * self.view.stride);
-                let bits = line.map(bf16_bits);
+                self.store(row + at, col, &line[..cols]);
+            }
+            return;
+        }
+        let first = self.view.run(row, col, cols);
+        let stride = self.view.stride;
+        if self.view.dtype == DType::BF16 {
+            for (at, line) in block.iter().take(rows).enumerate() {
+                let target = first.cast::<[u16; SIDE]>().wrapping_byte_add(at * stride * 2);
                 // SAFETY: the rows and `run` have checked the elements; 2-aligned by B; ours alone by C.
-                unsafe {
-                    if cols == SIDE {
-                        target.cast::<[u16; SIDE]>().write(bits);
-                    } else {
-                        std::ptr::copy_nonoverlapping(bits.as_ptr(), target, cols);
-                    }
-                }
+                unsafe { target.write(line.map(bf16_bits)) };
             }
         } else {
-            let first = first.cast::<f32>();
             for (at, line) in block.iter().take(rows).enumerate() {
-                let target = first.wrapping_add(at * self.view.stride);
+                let target = first.cast::<[f32; SIDE]>().wrapping_byte_add(at * stride * 4);
                 // SAFETY: as above, 4-aligned.
-                unsafe {
-                    if cols == SIDE {
-                        target.cast::<[f32; SIDE]>().write(*line);
-                    } else {
-                        std::ptr::copy_nonoverlapping(line.as_ptr(), target, cols);
-                    }
-                }
+                unsafe { target.write(*line) };
             }
         }
     }

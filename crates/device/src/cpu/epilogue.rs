@@ -54,18 +54,20 @@ impl Epilogue<'_> {
             }
             for row in (0..rows).step_by(SIDE) {
                 let count = SIDE.min(rows - row);
+                // Columns are lines here: a column has one bias.
                 let mut columns: Block = [[0.0; SIDE]; SIDE];
-                for (at, line) in columns.iter_mut().take(across).enumerate() {
-                    let start = (col + at) * stride + row;
-                    line.copy_from_slice(&sums[start..start + SIDE]);
-                }
-                let mut block = transposed(isa, &columns);
-                for line in &mut block {
-                    for (value, bias) in line.iter_mut().zip(&bias) {
+                let lines = sums[col * stride + row..].chunks(stride).take(across);
+                for ((target, line), bias) in columns.iter_mut().zip(lines).zip(&bias) {
+                    // By value, or the compiler fears that target and line overlap.
+                    let mut values = [0.0; SIDE];
+                    values.copy_from_slice(&line[..SIDE]);
+                    for value in &mut values {
                         *value += *bias;
                     }
-                    activate_chunk(self.activation, line);
+                    *target = values;
                 }
+                activate_chunk(self.activation, columns.as_flattened_mut());
+                let mut block = transposed(isa, &columns);
                 if let Some(source) = &self.base {
                     let base =
                         source.load_block([place.whole[0] + row, whole_col], [count, across]);
