@@ -39,7 +39,16 @@ impl Failure {
 
     /// Prints the one line and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        out::notice(&self.to_string());
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let reason = error.to_string();
+            if !text.contains(&reason) {
+                text = format!("{text}: {reason}");
+            }
+            cause = error.source();
+        }
+        out::notice(&text);
         ExitCode::from(self.exit_code())
     }
 }

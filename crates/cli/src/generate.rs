@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use plimsoll_device::Control;
+use plimsoll_models::flux::SAMPLES_MAX;
 use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
 use plimsoll_plan::simulate;
 use serde_json::{Value, json};
@@ -15,14 +17,10 @@ use crate::progress::Bar;
 use crate::{model, out, request, trace};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let paths = output_paths(args);
-    if args.run.device == DeviceName::Cpu {
-        for path in &paths {
-            check_writable(path).map_err(PipelineError::from)?;
-        }
-    }
     let control = Arc::new(Control::default());
     stop_on_signal(&control);
+    let paths = output_paths(args)?;
+    check_outputs(args, &paths)?;
 
     let workers = request::workers(&args.run)?;
     let assembled = model::open(&args.run)?;
@@ -50,6 +48,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         out::notice(notice);
     }
     let model = placed.assembled().defaults().name.clone();
+    WRITING.store(true, Ordering::SeqCst);
     write_pictures(&placed, &generated, &prompt, &paths, &model)?;
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
@@ -62,11 +61,30 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
 }
 
+/// Pictures are being written, which takes no time worth stopping and must not be cut short.
+static WRITING: AtomicBool = AtomicBool::new(false);
+
+/// Every file that the run will write can be written, and none is another.
+fn check_outputs(args: &GenerateArgs, paths: &[PathBuf]) -> Result<(), Failure> {
+    if args.run.device == DeviceName::Cpu {
+        for path in [&args.output].into_iter().chain(paths) {
+            check_writable(path).map_err(PipelineError::from)?;
+        }
+    }
+    let Some(trace) = &args.trace else { return Ok(()) };
+    check_writable(trace).map_err(PipelineError::from)?;
+    if paths.contains(trace) {
+        let what = format!("--trace and --output are both {}", trace.display());
+        return Err(Failure::Usage(what));
+    }
+    Ok(())
+}
+
 /// First Ctrl-C: the run stops within one block and leaves nothing behind. Second: at once.
 fn stop_on_signal(control: &Arc<Control>) {
     let control = Arc::clone(control);
     let set = ctrlc::set_handler(move || {
-        if control.is_cancelled() {
+        if control.is_cancelled() && !WRITING.load(Ordering::SeqCst) {
             std::process::exit(130);
         }
         control.cancel();
@@ -77,18 +95,22 @@ fn stop_on_signal(control: &Arc<Control>) {
 }
 
 /// The output's own name, or one a seed.
-fn output_paths(args: &GenerateArgs) -> Vec<PathBuf> {
-    if args.run.count <= 1 {
-        return vec![args.output.clone()];
+fn output_paths(args: &GenerateArgs) -> Result<Vec<PathBuf>, Failure> {
+    if !(1..=SAMPLES_MAX).contains(&args.run.count) {
+        let what =
+            format!("number of pictures is {}: 1 to {SAMPLES_MAX} is needed", args.run.count);
+        return Err(Failure::Usage(what));
+    }
+    if args.run.count == 1 {
+        return Ok(vec![args.output.clone()]);
     }
     let stem = args.output.file_stem().unwrap_or_default().to_string_lossy();
     let extension = args.output.extension().map_or("png".into(), |text| text.to_string_lossy());
-    (0..u64::from(args.run.count))
-        .map(|at| {
-            let seed = args.seed.wrapping_add(at);
-            args.output.with_file_name(format!("{stem}-{seed}.{extension}"))
-        })
-        .collect()
+    let paths = (0..u64::from(args.run.count)).map(|at| {
+        let seed = args.seed.wrapping_add(at);
+        args.output.with_file_name(format!("{stem}-{seed}.{extension}"))
+    });
+    Ok(paths.collect())
 }
 
 fn write_pictures(

@@ -20,5 +20,8 @@ pub(crate) fn result(text: &str) -> Result<(), Failure> {
 
 /// Tells a person something; where nobody can be told, nothing is lost.
 pub(crate) fn notice(text: &str) {
-    let _closed = writeln!(std::io::stderr(), "plimsoll: {text}");
+    // One line, and nothing that a terminal would obey: paths and prompts come from anywhere.
+    let line: String =
+        text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    let _closed = writeln!(std::io::stderr(), "plimsoll: {line}");
 }

@@ -13,6 +13,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let args = &args.run;
     let workers = request::workers(args)?;
     let (name, planned, machine) = match model::known(&args.model) {
+        Some(_) if args.transformer.is_some() => {
+            let what =
+                format!("{} is planned from its shapes: --transformer is for folders", args.model);
+            return Err(Failure::Usage(what));
+        }
         Some(model) => {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);

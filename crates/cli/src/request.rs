@@ -67,5 +67,8 @@ fn ram_bytes() -> u64 {
         .find_map(|line| line.strip_prefix("MemTotal:"))
         .and_then(|rest| rest.trim().strip_suffix("kB"))
         .and_then(|number| number.trim().parse::<u64>().ok());
-    kib.map_or(UNKNOWN, |kib| kib.saturating_mul(1024))
+    let installed = kib.map_or(UNKNOWN, |kib| kib.saturating_mul(1024));
+    // A container's limit; the file says "max" where there is none.
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
+    limit.trim().parse().map_or(installed, |limit: u64| installed.min(limit))
 }

@@ -37,6 +37,13 @@ pub(crate) fn write(
         })
         .collect();
     let text = json!({ "traceEvents": events }).to_string();
-    std::fs::write(path, text)
-        .map_err(|cause| Failure::Write { path: path.display().to_string(), cause })
+    // Beside its place and renamed, so that it is whole or absent.
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    let part = path.with_file_name(name);
+    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
+    written.map_err(|cause| {
+        let _absent = std::fs::remove_file(&part);
+        Failure::Write { path: path.display().to_string(), cause }
+    })
 }

@@ -107,6 +107,15 @@ impl Assembled {
         };
         let clip_tokenizer = tokenizer("tokenizer", TextFamily::Clip, model.clip.vocab_size)?;
         let t5_tokenizer = tokenizer("tokenizer_2", TextFamily::T5, model.t5.vocab_size)?;
+        let positions = model.clip.max_position_embeddings;
+        if let Some(length) = clip_tokenizer.length_max().filter(|max| (*max as u64) < positions) {
+            return Err(PipelineError::Model(plimsoll_models::ModelError::Value {
+                component: "tokenizer".to_owned(),
+                field: "model_max_length".to_owned(),
+                value: length.to_string(),
+                expected: format!("the {positions} positions of {}", flux::CLIP),
+            }));
+        }
         let defaults = defaults(&checkpoint, &model, t5_tokenizer.length_max())?;
         let host = HostFiles::open(&catalogs(&checkpoint)?)?;
         let assembled =

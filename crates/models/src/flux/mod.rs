@@ -24,7 +24,7 @@ const SIDE_MAX: u64 = 16_384;
 /// Largest number of steps.
 const STEPS_MAX: u32 = 1_000;
 /// Largest number of pictures made together.
-const SAMPLES_MAX: u32 = 64;
+pub const SAMPLES_MAX: u32 = 64;
 
 /// The networks of a FLUX.1 pipeline.
 #[derive(Clone, Debug, PartialEq)]
