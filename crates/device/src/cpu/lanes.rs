@@ -113,12 +113,23 @@ impl<'r> Run<'r> {
         drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let driven = std::thread::scope(|scope| {
-            scope.spawn(|| self.lane(Lane::Copy));
-            scope.spawn(|| pool.broadcast(|worker| self.worker(worker.index())));
-            // A panic of the caller's must not leave the lanes waiting for it.
-            let driven = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                drive(self as &dyn Queue)
-            }));
+            let thread = std::thread::Builder::new;
+            let started = thread().spawn_scoped(scope, || self.lane(Lane::Copy)).and_then(|_| {
+                thread().spawn_scoped(scope, || {
+                    pool.broadcast(|worker| self.worker(worker.index()));
+                })
+            });
+            let driven = match started {
+                // A panic of the caller's must not leave the lanes waiting for it.
+                Ok(_) => std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    drive(self as &dyn Queue)
+                })),
+                // Nor must a lane that started wait for one that could not.
+                Err(cause) => {
+                    let what = format!("another thread ({cause})");
+                    Ok(Err(DeviceError::Unsupported { what, device: "cpu".to_owned() }))
+                }
+            };
             if !matches!(driven, Ok(Ok(()))) {
                 self.stop();
             }
