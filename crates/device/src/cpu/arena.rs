@@ -8,7 +8,7 @@
 //! - A. `base` is valid for reads and writes of `bytes` bytes as long as the [`Arena`] lives, and all of it was
 //!   written (with the pattern) when it was taken; any bit pattern is a valid `u8`, `u16`, `u32` and `f32`.
 //! - B. A matrix or region is made only after its last byte was compared with `bytes` ([`Space::part`]), and
-//!   offsets are multiples of the element's size, while `base` is aligned to 4096.
+//!   offsets are multiples of the element's size, while `base` is aligned to a page.
 //! - C. Two [`MatMut`] of one op share no element but between strands, which store to rectangles of their own: `check` refuses a program whose op writes what another of its
 //!   operands holds, but for the in-place pairs that the op set names; an in-place op loads an element before the same strand stores it.
 //! - D. Scratch shares no byte with its op's operands (`check`). Each strand of an op takes its own part of it, once a
@@ -26,8 +26,11 @@ use super::math::{bf16_bits, bf16_value};
 use super::transpose::{Block, SIDE};
 use crate::{DeviceError, Mat, Region};
 
-/// Page size, so that rows of a matrix start where the plan says in the cache as well.
-const BASE_ALIGNMENT: usize = 4096;
+/// Alignment of the base: a page, and a large page from [`LARGE`] bytes on.
+const PAGE: usize = 4096;
+const LARGE_PAGE: usize = 2 << 20;
+/// Size from which on large pages are asked for: products over a large arena run up to a quarter faster on them.
+const LARGE: usize = 2 * LARGE_PAGE;
 
 /// Granularity of [`Arena::high_water_bytes`].
 const GRAIN: u64 = 256;
@@ -47,9 +50,12 @@ impl Arena {
     pub(crate) fn new(bytes: u64) -> Result<Self, DeviceError> {
         let refused = || DeviceError::Arena { device: "cpu".to_owned(), bytes };
         let size = usize::try_from(bytes).map_err(|_| refused())?;
-        let layout = Layout::from_size_align(size.max(1), BASE_ALIGNMENT).map_err(|_| refused())?;
+        let layout =
+            Layout::from_size_align(size.max(1), if size < LARGE { PAGE } else { LARGE_PAGE })
+                .map_err(|_| refused())?;
         // SAFETY: the layout's size is at least 1.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
+        advise_large_pages(base, size);
         let mut arena = Self { base, bytes: size, layout };
         arena.reset_pattern();
         Ok(arena)
@@ -109,6 +115,17 @@ impl Drop for Arena {
         // SAFETY: `base` came from `alloc` with this layout, and no handle outlives the arena.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
+}
+
+/// Asks the kernel for large pages; without them everything works as well, but slower.
+fn advise_large_pages(base: NonNull<u8>, size: usize) {
+    #[cfg(target_os = "linux")]
+    if size >= LARGE {
+        // SAFETY: the range is ours, whole pages of it begin at `base`, and the advice changes no contents.
+        let _advised = unsafe { libc::madvise(base.as_ptr().cast(), size, libc::MADV_HUGEPAGE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (base, size); // No such advice elsewhere.
 }
 
 /// The pattern's word at a position: splitmix64's finaliser, so that no run of equal words can match.

@@ -8,7 +8,7 @@
 
 use super::arena::{MatMut, MatRef};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
-use super::linear::pack_lanes;
+use super::linear::{PANEL, pack_lanes};
 use super::math::exp;
 use super::parallel::{Grid, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
@@ -16,8 +16,10 @@ use super::transpose::{Block, SIDE, transposed};
 
 /// Keys of a block; part of what decides the bits.
 const KEYS: usize = 64;
-/// Queries of a block: one panel of lanes.
-const QUERIES: usize = 64;
+/// Queries of a block: one panel of lanes, or two where there are many, since each block loads all keys and values.
+const QUERIES: [usize; 2] = [PANEL, 2 * PANEL];
+/// Queries from which on blocks are large.
+const MANY: usize = 512;
 /// Operations that pay for handing over a task.
 const GRAIN: usize = 1_000_000;
 
@@ -41,13 +43,14 @@ impl Blocking {
     fn cut([queries, keys]: [usize; 2], cols: usize, heads: usize, strands: usize) -> Self {
         let head_dim = cols / heads.max(1);
         let col_strands = strands.min(heads);
-        let row_strands = strands.div_ceil(col_strands).min(queries.div_ceil(QUERIES));
-        let grid = Grid::new([queries, cols], [row_strands, col_strands], [QUERIES, head_dim]);
+        let block = QUERIES[usize::from(queries >= MANY)];
+        let row_strands = strands.div_ceil(col_strands).min(queries.div_ceil(block));
+        let grid = Grid::new([queries, cols], [row_strands, col_strands], [block, head_dim]);
         Self {
             grid,
             head_dim,
             keys: keys.min(KEYS),
-            lanes: queries.min(QUERIES).next_multiple_of(LANES),
+            lanes: queries.min(block).next_multiple_of(LANES),
         }
     }
 
@@ -130,8 +133,8 @@ impl Attention<'_> {
                 let mut scratch = Scratch::new(&blocking, strand.scratch);
                 for col in (0..part.cols()).step_by(blocking.head_dim) {
                     let head = (corner.col + col) / blocking.head_dim;
-                    for row in (0..part.rows()).step_by(QUERIES) {
-                        let count = QUERIES.min(part.rows() - row);
+                    for row in (0..part.rows()).step_by(blocking.lanes) {
+                        let count = blocking.lanes.min(part.rows() - row);
                         let queries = [corner.row + row, count];
                         self.attend(isa, &blocking, head, queries, &mut scratch);
                         let stride = count.next_multiple_of(LANES);
@@ -169,14 +172,17 @@ impl Attention<'_> {
         for key in (0..seen).step_by(blocking.keys) {
             let keys = blocking.keys.min(self.k.rows() - key);
             load_rows(&self.k, [key, column], [keys, head_dim], scratch.rows);
-            product(
-                [stride, keys, head_dim],
-                scratch.scores,
-                stride,
-                Lhs { values: scratch.queries, stride },
-                Rhs { values: scratch.rows, step: 1, stride: head_dim },
-                Store::Set(self.scale),
-            );
+            for panel in (0..stride).step_by(PANEL) {
+                let width = PANEL.min(stride - panel);
+                product(
+                    [width, keys, head_dim],
+                    &mut scratch.scores[panel..],
+                    stride,
+                    Lhs { values: &scratch.queries[panel * head_dim..], stride: width },
+                    Rhs { values: scratch.rows, step: 1, stride: head_dim },
+                    Store::Set(self.scale),
+                );
+            }
             if let Some(bias) = &self.bias {
                 self.add_bias(bias, head, [first, key], [stride, keys], scratch);
             }

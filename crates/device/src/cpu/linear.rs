@@ -25,7 +25,7 @@ const WEIGHT_ROWS: usize = 24;
 /// Rows of `x` up to here times `k` are packed whole, once: 512 KiB.
 const HELD_FLOATS: usize = 128 * 1024;
 /// Lanes that stand together: the most rows of any kernel.
-const PANEL: usize = 64;
+pub(crate) const PANEL: usize = 64;
 /// Operations that pay for handing over a task.
 const GRAIN: usize = 2_000_000;
 

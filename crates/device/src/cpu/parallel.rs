@@ -51,7 +51,7 @@ pub(crate) fn strands_for(work: usize, grain: usize) -> usize {
 /// Floats of scratch that any op may have: 1 MiB.
 const SCRATCH_FLOATS: usize = 256 * 1024;
 
-/// The blocking with as many strands as `strands` whose scratch is small, at most 1 MiB or a quarter of the result as
+/// The blocking with as many strands as `strands` whose scratch is small, at most 1 MiB or half of the result as
 /// `f32`: more workers are not worth more memory than that. A single strand may need more.
 pub(crate) fn within_scratch<B>(
     strands: usize,
@@ -59,7 +59,7 @@ pub(crate) fn within_scratch<B>(
     blocking: impl Fn(usize) -> B,
     scratch_floats: impl Fn(&B) -> usize,
 ) -> B {
-    let most = SCRATCH_FLOATS.max(result / 4);
+    let most = SCRATCH_FLOATS.max(result / 2);
     let mut strands = strands;
     loop {
         let candidate = blocking(strands);
