@@ -37,12 +37,12 @@ pub struct Rates {
 impl Default for Rates {
     fn default() -> Self {
         Self {
-            product_flops_per_second: 150e9,
+            product_flops_per_second: 125e9,
             narrow_flops_per_second: 85e9,
-            weight_seconds: 0.09e-9,
-            element_seconds: 0.3e-9,
-            exp_seconds: 0.35e-9,
-            op_seconds: 1.5e-6,
+            weight_seconds: 0.1e-9,
+            element_seconds: 0.4e-9,
+            exp_seconds: 0.6e-9,
+            op_seconds: 2.5e-6,
             copy_bytes_per_second: 7e9,
             copy_seconds: 3e-6,
             segment_seconds: 0.1e-6,
@@ -108,7 +108,7 @@ impl Rates {
             }
             OpKind::GroupNorm { x, silu, .. } => {
                 let exps = if *silu { self.exp_seconds } else { 0.0 };
-                count(x) * (exps + 2.5 * self.element_seconds)
+                count(x) * (exps + 2.8 * self.element_seconds)
             }
             OpKind::Norm { x, .. } => count(x) * 3.0 * self.element_seconds,
             OpKind::QkNormRope { q, .. } => 2.0 * count(q) * 3.0 * self.element_seconds,
