@@ -1,0 +1,59 @@
+//! Architectures that kernels are built for.
+
+/// A compiled source file.
+#[derive(Clone, Copy, Debug)]
+pub struct Cubin {
+    /// Name of its source in `kernels/`, without the ending.
+    pub name: &'static str,
+    /// The image that the driver loads.
+    pub image: &'static [u8],
+}
+
+/// An architecture with kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arch {
+    /// A100.
+    Sm80,
+    /// RTX 30, A10, A40.
+    Sm86,
+    /// RTX 40, L4, L40S.
+    Sm89,
+    /// H100, H200.
+    Sm90a,
+    /// B200.
+    Sm100a,
+    /// RTX 50.
+    Sm120a,
+}
+
+impl Arch {
+    /// The kernels that run on a card of a compute capability.
+    pub fn of(major: u32, minor: u32) -> Option<Self> {
+        match (major, minor) {
+            (8, 0) => Some(Self::Sm80),
+            (8, 6 | 7) => Some(Self::Sm86),
+            (8, 9) => Some(Self::Sm89),
+            (9, 0) => Some(Self::Sm90a),
+            (10, 0) => Some(Self::Sm100a),
+            (12, 0) => Some(Self::Sm120a),
+            _ => None,
+        }
+    }
+
+    /// Name as the compiler takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm86 => "sm_86",
+            Self::Sm89 => "sm_89",
+            Self::Sm90a => "sm_90a",
+            Self::Sm100a => "sm_100a",
+            Self::Sm120a => "sm_120a",
+        }
+    }
+
+    /// Every module of the architecture.
+    pub fn cubins(self) -> &'static [Cubin] {
+        &[]
+    }
+}

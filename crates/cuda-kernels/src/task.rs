@@ -1,0 +1,144 @@
+//! What a device is told to do for an op.
+
+use plimsoll_graph::DType;
+use plimsoll_plan::Region;
+
+/// Which implementation computes products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmBackend {
+    /// Own kernels: the driver alone is enough.
+    Own,
+    /// cuBLASLt, with an algorithm that is fixed by the shape.
+    CublasLt,
+}
+
+/// Which implementation computes attention where it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionBackend {
+    /// Own kernels.
+    Own,
+    /// cuDNN's scaled dot product attention, for head sizes that it takes (64, 128), without bias or mask.
+    Cudnn,
+}
+
+/// The implementations that a plan is made for: part of its arithmetic, since they decide bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Backends {
+    /// Products.
+    pub gemm: GemmBackend,
+    /// Attention.
+    pub attention: AttentionBackend,
+}
+
+/// A kernel argument.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    /// Device pointer to the arena's byte at this offset.
+    Arena(u64),
+    /// Device pointer to the counter (`u32`) that holds the step of the loop.
+    Step,
+    /// A null pointer: an operand that is absent.
+    Null,
+    /// `u32`.
+    U32(u32),
+    /// `u64`.
+    U64(u64),
+    /// `f32`.
+    F32(f32),
+}
+
+/// One launch of an own kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// Name of the kernel in its cubin.
+    pub kernel: &'static str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes; above 48 KiB the device raises the kernel's limit.
+    pub shared_bytes: u32,
+    /// Arguments in the order of the kernel's parameters.
+    pub args: Vec<Arg>,
+}
+
+/// A matrix in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Byte offset of the first element.
+    pub offset: u64,
+    /// Rows.
+    pub rows: u64,
+    /// Columns.
+    pub cols: u64,
+    /// Elements from one row to the next.
+    pub stride: u64,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// What a library's product applies to its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmActivation {
+    /// Nothing.
+    None,
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, after the bias.
+    GeluTanh,
+}
+
+/// A product for a library: `out = activation(a b^T + bias) + add`, sums in `f32`, rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gemm {
+    /// `[m, k]`.
+    pub a: Matrix,
+    /// `[n, k]`.
+    pub b: Matrix,
+    /// Byte offset of `n` elements of `out`'s type.
+    pub bias: Option<u64>,
+    /// Applied after the bias.
+    pub activation: GemmActivation,
+    /// `[m, n]`, may be `out` itself; only without an activation.
+    pub add: Option<Matrix>,
+    /// `[m, n]`.
+    pub out: Matrix,
+    /// Scratch of the library.
+    pub workspace: Region,
+}
+
+/// Attention for a library: no mask, no bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sdpa {
+    /// `[queries, heads * head_dim]`.
+    pub q: Matrix,
+    /// `[keys, heads * head_dim]`.
+    pub k: Matrix,
+    /// `[keys, heads * head_dim]`.
+    pub v: Matrix,
+    /// `[queries, heads * head_dim]`.
+    pub out: Matrix,
+    /// Heads.
+    pub heads: u64,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Scratch of the library.
+    pub workspace: Region,
+}
+
+/// One thing that the compute lane does for an op, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// An own kernel.
+    Launch(Launch),
+    /// A product by a library.
+    Gemm(Gemm),
+    /// Attention by a library.
+    Sdpa(Sdpa),
+}
+
+/// An op that no kernel here computes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has no CUDA kernel")]
+pub struct Unsupported {
+    /// Op and operands.
+    pub what: String,
+}

@@ -1,0 +1,1 @@
+//! NVIDIA cards: context, arena, lanes, libraries; the only room that knows CUDA.
