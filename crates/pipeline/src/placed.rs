@@ -147,7 +147,7 @@ impl Assembled {
         let made = self.plan(&request, machine).and_then(|planned| {
             let plan = &planned.plan;
             let wanted = plan.arena_bytes.saturating_add(ARENA_MARGIN_BYTES);
-            let device = device(&planned, plan.line_bytes.min(wanted))?;
+            let device = device(&planned, plan.arena_line_bytes().min(wanted))?;
             Ok((planned, device))
         });
         match made {
@@ -162,7 +162,8 @@ pub(crate) fn prove<'p>(
     plan: &'p Plan,
     machine: &dyn Machine,
 ) -> Result<plimsoll_verify::Verified<'p>, PipelineError> {
-    plimsoll_verify::verify(graph, plan, &|op| machine.workspace_bytes(graph, op))
+    let workspace_bytes = |op: &_| machine.workspace_bytes(graph, op);
+    plimsoll_verify::verify(graph, plan, machine.reserved_bytes(), &workspace_bytes)
         .map_err(|violation| PipelineError::Unsound(Box::new(violation)))
 }
 

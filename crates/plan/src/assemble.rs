@@ -12,7 +12,7 @@ use crate::simulate::simulate;
 use crate::types::{Load, Offload, Phase, Plan, Prediction, Region, Unit, UnitWeight, Visit};
 
 /// Version of the plan's format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A schedule with offsets.
 #[derive(Clone, Debug)]
@@ -68,6 +68,7 @@ pub(crate) fn assemble(
         arithmetic: machine.arithmetic().to_owned(),
         line_bytes: terms.line_bytes,
         arena_bytes: packing.peak,
+        reserved_bytes: facts.reserved_bytes,
         offload: terms.offload,
         prefetch: terms.prefetch,
         tensors,
@@ -83,6 +84,7 @@ pub(crate) fn assemble(
     let timeline = simulate(facts.graph, &plan, machine);
     plan.predicted = Prediction {
         vram_peak_bytes: peak(&all, packing),
+        vram_process_bytes: packing.peak + facts.reserved_bytes,
         copied_bytes_per_step: timeline.copied_bytes_per_step,
         copied_bytes: timeline.copied_bytes,
         seconds_per_step: timeline.seconds_per_step,

@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use crate::types::ALIGNMENT;
 
 /// The most bytes that any single op needs at once: every tensor that must be kept then, the op's workspace, and
-/// the weights that it reads, each rounded up to [`ALIGNMENT`].
+/// the weights that it reads, each rounded up to [`ALIGNMENT`]; and what the process takes beside the arena.
 ///
 /// Saturates where the sizes do not fit.
 pub fn lower_bound(graph: &Graph, machine: &dyn Machine) -> u64 {
@@ -36,5 +36,5 @@ pub fn lower_bound(graph: &Graph, machine: &dyn Machine) -> u64 {
         });
         most = most.max(bytes);
     }
-    most
+    most.saturating_add(machine.reserved_bytes())
 }

@@ -11,8 +11,8 @@ use crate::types::Offload;
 pub enum PlanError {
     /// Nothing fits under the line, now or later: raise it, or make the run smaller.
     #[error(
-        "does not fit under a line of {}: the smallest that works is {} ({smallest_bytes} bytes), at {at}; {advice}",
-        Bytes(*line_bytes), Bytes(*smallest_bytes)
+        "does not fit under a line of {}: the smallest that works is {} ({smallest_bytes} bytes{}), at {at}; {advice}",
+        Bytes(*line_bytes), Bytes(*smallest_bytes), Beside(*reserved_bytes)
     )]
     Infeasible {
         /// The line in force.
@@ -21,6 +21,8 @@ pub enum PlanError {
         smallest_bytes: u64,
         /// The smallest line that works with [`Offload::Auto`].
         smallest_any_bytes: u64,
+        /// What the process takes beside the arena; in all of these lines.
+        reserved_bytes: u64,
         /// Where the smallest plan is fullest.
         at: Box<PeakAt>,
         /// What would make it fit.
@@ -41,6 +43,15 @@ pub enum PlanError {
         /// What is wrong.
         what: &'static str,
     },
+}
+
+/// What a line holds beside the arena; nothing where that is nothing.
+struct Beside(u64);
+
+impl std::fmt::Display for Beside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, ", {} of them beside the arena", Bytes(self.0)) }
+    }
 }
 
 /// The fullest moment of a plan.

@@ -65,6 +65,8 @@ pub(crate) struct WeightFacts {
 #[derive(Debug)]
 pub(crate) struct Facts<'g> {
     pub(crate) graph: &'g Graph,
+    /// What the process takes of the device beside the arena.
+    pub(crate) reserved_bytes: u64,
     /// Bytes of each tensor, not rounded.
     pub(crate) tensor_bytes: Vec<u64>,
     /// When each tensor must keep its place.
@@ -97,8 +99,10 @@ impl<'g> Facts<'g> {
         let workspace_bytes: Vec<u64> =
             graph.ops.iter().map(|op| machine.workspace_bytes(graph, op)).collect();
         let (weights, op_weights) = weights(graph)?;
+        let reserved_bytes = machine.reserved_bytes();
         let mut total = 0u64;
         let sizes = tensor_bytes.iter().chain(&workspace_bytes).copied();
+        let sizes = sizes.chain([reserved_bytes]);
         for bytes in sizes.chain(weights.iter().map(|weight| weight.bytes)) {
             total = bytes
                 .checked_next_multiple_of(ALIGNMENT)
@@ -118,6 +122,7 @@ impl<'g> Facts<'g> {
         );
         Ok(Self {
             graph,
+            reserved_bytes,
             tensor_bytes,
             tensor_spans,
             workspace_bytes,

@@ -15,6 +15,7 @@ pub(crate) fn of(plan: &Plan) -> String {
     writer.text(&plan.arithmetic);
     writer.number(plan.line_bytes);
     writer.number(plan.arena_bytes);
+    writer.number(plan.reserved_bytes);
     writer.offload(plan.offload);
     writer.number(u64::from(plan.prefetch));
     writer.list(&plan.tensors, |w, region| w.region(*region));
@@ -56,6 +57,7 @@ pub(crate) fn of(plan: &Plan) -> String {
         w.number(u64::from(compute.needs));
     });
     writer.number(plan.predicted.vram_peak_bytes);
+    writer.number(plan.predicted.vram_process_bytes);
     writer.number(plan.predicted.copied_bytes_per_step);
     writer.number(plan.predicted.copied_bytes);
     let digest = writer.0.finalize();

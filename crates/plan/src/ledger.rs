@@ -27,6 +27,8 @@ pub struct Ledger {
     pub line_bytes: u64,
     /// What the plan takes of it.
     pub arena_bytes: u64,
+    /// What the process takes of it beside the arena.
+    pub reserved_bytes: u64,
     /// By phase and component, in order of their first visit.
     pub rows: Vec<LedgerRow>,
     /// The fullest moment.
@@ -98,6 +100,7 @@ pub fn explain(graph: &Graph, plan: &Plan) -> Ledger {
         prefetch: plan.prefetch,
         line_bytes: plan.line_bytes,
         arena_bytes: plan.arena_bytes,
+        reserved_bytes: plan.reserved_bytes,
         rows,
         peak,
         copied_bytes_per_step: plan.predicted.copied_bytes_per_step,
@@ -302,6 +305,14 @@ impl fmt::Display for Ledger {
             Bytes(self.arena_bytes),
             self.peak
         )?;
+        if self.reserved_bytes > 0 {
+            writeln!(
+                f,
+                "beside the arena {} (context, code, libraries)  whole process {}",
+                Bytes(self.reserved_bytes),
+                Bytes(self.arena_bytes.saturating_add(self.reserved_bytes))
+            )?;
+        }
         let width = |name: fn(&LedgerRow) -> &String, head: &str| {
             self.rows.iter().map(|row| name(row).len()).max().unwrap_or(0).max(head.len())
         };

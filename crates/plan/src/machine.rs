@@ -20,6 +20,13 @@ pub trait Machine {
     /// Bytes of device memory that there are; a line in percent refers to them.
     fn vram_bytes(&self) -> u64;
 
+    /// Bytes of device memory that the process takes beside the arena: context, loaded code, libraries, a margin.
+    ///
+    /// Part of a plan and so of its id; the line is for both together.
+    fn reserved_bytes(&self) -> u64 {
+        0
+    }
+
     /// Scratch bytes that the device's implementation of the op needs while it runs.
     fn workspace_bytes(&self, graph: &Graph, op: &Op) -> u64;
 

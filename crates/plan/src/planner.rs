@@ -42,14 +42,15 @@ pub fn plan(graph: &Graph, machine: &dyn Machine, request: &Request) -> Result<P
     let facts = Facts::new(graph, machine)?;
     let items = Items::activations(&facts);
     let planner = Planner { facts: &facts, machine, items: &items, prefetch: request.prefetch };
+    let reserved = facts.reserved_bytes;
     let line = match request.line {
-        Line::Min => planner.pack(&planner.leanest(request.offload), 0).peak,
+        Line::Min => planner.pack(&planner.leanest(request.offload), 0).peak + reserved,
         Line::Max => machine.vram_bytes(),
         line => line.bytes(machine.vram_bytes()).unwrap_or(0),
     };
     let draft = planner.under(request.offload, line)?;
     // `max` is what the plan makes of it.
-    let line_bytes = if request.line == Line::Max { draft.packing.peak } else { line };
+    let line_bytes = if request.line == Line::Max { draft.packing.peak + reserved } else { line };
     let terms = Terms { line_bytes, offload: request.offload, prefetch: request.prefetch };
     Ok(assemble(&facts, machine, &items, &draft, terms))
 }
@@ -79,14 +80,18 @@ impl Planner<'_, '_> {
         }
     }
 
+    /// The fastest draft whose arena has room under the line beside the reserve.
     fn under(&self, offload: Offload, line: u64) -> Result<Draft, PlanError> {
+        let Some(room) = line.checked_sub(self.facts.reserved_bytes) else {
+            return Err(self.infeasible(offload, line));
+        };
         if offload == Offload::Auto {
-            let found = auto::search(self.facts, self.machine, self.items, line, self.prefetch);
+            let found = auto::search(self.facts, self.machine, self.items, room, self.prefetch);
             return found.ok_or_else(|| self.infeasible(offload, line));
         }
         let schedule = self.leanest(offload);
-        let packing = self.pack(&schedule, line);
-        if packing.peak <= line {
+        let packing = self.pack(&schedule, room);
+        if packing.peak <= room {
             Ok(Draft { schedule, packing, cost: 0.0 })
         } else {
             Err(self.infeasible(offload, line))
@@ -95,27 +100,36 @@ impl Planner<'_, '_> {
 
     fn infeasible(&self, offload: Offload, line_bytes: u64) -> PlanError {
         let schedule = self.leanest(offload);
-        let smallest_bytes = self.pack(&schedule, 0).peak;
-        let auto_bytes = || self.pack(&self.leanest(Offload::Auto), 0).peak;
+        let reserved_bytes = self.facts.reserved_bytes;
+        let smallest = |schedule: &Schedule| self.pack(schedule, 0).peak + reserved_bytes;
+        let smallest_bytes = smallest(&schedule);
+        let auto_bytes = || smallest(&self.leanest(Offload::Auto));
         let smallest_any_bytes =
             if offload == Offload::Auto { smallest_bytes } else { auto_bytes() };
         let (at, activation_bytes) = self.peak_at(&schedule);
         let is_group = matches!(offload, Offload::Group { .. });
+        let room = line_bytes.saturating_sub(reserved_bytes);
         let advice = if self.prefetch
             && is_group
-            && self.pack(&Self { prefetch: false, ..*self }.leanest(offload), line_bytes).peak
-                <= line_bytes
+            && self.pack(&Self { prefetch: false, ..*self }.leanest(offload), room).peak <= room
         {
             Advice::PrefetchOff
         } else if smallest_any_bytes <= line_bytes {
             Advice::UseOffload(Offload::Auto)
-        } else if activation_bytes > line_bytes {
+        } else if activation_bytes > room && room > 0 {
             Advice::ShrinkActivations { bytes: smallest_any_bytes }
         } else {
             Advice::RaiseLine { bytes: smallest_any_bytes }
         };
         let at = Box::new(at);
-        PlanError::Infeasible { line_bytes, smallest_bytes, smallest_any_bytes, at, advice }
+        PlanError::Infeasible {
+            line_bytes,
+            smallest_bytes,
+            smallest_any_bytes,
+            reserved_bytes,
+            at,
+            advice,
+        }
     }
 
     /// The fullest op of a schedule, and the most bytes of activations at any op.

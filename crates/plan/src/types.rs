@@ -141,6 +141,8 @@ pub struct ComputeEntry {
 pub struct Prediction {
     /// Highest arena byte that will be touched, rounded up to [`ALIGNMENT`].
     pub vram_peak_bytes: u64,
+    /// Device bytes of the whole process: [`Plan::arena_bytes`] and [`Plan::reserved_bytes`].
+    pub vram_process_bytes: u64,
     /// Bytes copied in a steady step (the second, where there are two).
     pub copied_bytes_per_step: u64,
     /// Bytes copied in the whole run.
@@ -162,10 +164,14 @@ pub struct Plan {
     ///
     /// [`Machine::arithmetic`]: crate::Machine::arithmetic
     pub arithmetic: String,
-    /// The line: the arena may not be larger.
+    /// The line, for the whole process: the arena and the reserve together may not be larger.
     pub line_bytes: u64,
-    /// Size of the arena that the plan needs, a multiple of [`ALIGNMENT`], at most the line.
+    /// Size of the arena that the plan needs, a multiple of [`ALIGNMENT`].
     pub arena_bytes: u64,
+    /// What the process takes of the device beside the arena, see [`Machine::reserved_bytes`].
+    ///
+    /// [`Machine::reserved_bytes`]: crate::Machine::reserved_bytes
+    pub reserved_bytes: u64,
     /// Strategy asked for.
     pub offload: Offload,
     /// Whether copies run ahead of their use.
@@ -188,6 +194,13 @@ pub struct Plan {
     pub computes: Vec<ComputeEntry>,
     /// What to expect.
     pub predicted: Prediction,
+}
+
+impl Plan {
+    /// The most that an arena may have under the line: what the reserve leaves.
+    pub fn arena_line_bytes(&self) -> u64 {
+        self.line_bytes.saturating_sub(self.reserved_bytes)
+    }
 }
 
 fn block_index<S: serde::Serializer>(id: &BlockId, serializer: S) -> Result<S::Ok, S::Error> {

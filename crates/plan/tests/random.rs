@@ -19,6 +19,7 @@ fn machine(rng: &mut Rng) -> FlatMachine {
         copy_bytes_per_second: 1e9 * rng.within(1, 50) as f64,
         flops_per_second: 1e9 * rng.within(1, 1000) as f64,
         copy_seconds_latency: 1e-9 * rng.within(0, 1000) as f64,
+        reserved_bytes: rng.within(0, 1) * rng.within(0, 1 << 20),
         ..FlatMachine::server()
     }
 }
@@ -63,7 +64,9 @@ fn fits(
     let at = |bytes| plan(graph, machine, &Request { line: Line::Bytes(bytes), offload, prefetch });
     match at(line) {
         Ok(plan) => {
-            assert!(plan.arena_bytes <= line && plan.line_bytes == line, "{what}");
+            let process_bytes = plan.predicted.vram_process_bytes;
+            assert!(process_bytes <= line && plan.line_bytes == line, "{what}");
+            assert_eq!(process_bytes, plan.arena_bytes + machine.reserved_bytes(), "{what}");
             assert_eq!(plan.predicted.vram_peak_bytes, plan.arena_bytes, "{what}");
             assert!(!line.is_multiple_of(8) || Ok(plan) == at(line), "{what}: not the same twice");
             None
@@ -71,7 +74,7 @@ fn fits(
         Err(PlanError::Infeasible { line_bytes, smallest_bytes, smallest_any_bytes, .. }) => {
             assert!(line_bytes == line && smallest_bytes > line, "{what}");
             let least = at(smallest_bytes).expect(what);
-            assert!(least.arena_bytes <= smallest_bytes, "{what}");
+            assert!(least.predicted.vram_process_bytes <= smallest_bytes, "{what}");
             let less = smallest_bytes - ALIGNMENT;
             assert!(less == 0 || at(less).is_err(), "{what}: {less} works too");
             Some(smallest_any_bytes)

@@ -4,7 +4,7 @@
 use plimsoll_graph::{Activation, Builder, DType, Dependence, Graph, LowerOptions, PhaseKind};
 use plimsoll_plan::testing::FlatMachine;
 use plimsoll_plan::{
-    Advice, Line, Offload, Plan, PlanError, Request, Timeline, lower_bound, plan, simulate,
+    Advice, Line, Offload, Plan, PlanError, Request, Timeline, explain, lower_bound, plan, simulate,
 };
 
 const WIDTH: u64 = 256;
@@ -52,6 +52,7 @@ fn machine(copy_seconds: f64, op_seconds: f64) -> FlatMachine {
         copy_bytes_per_second: BLOCK_BYTES as f64 / copy_seconds,
         copy_seconds_latency: 0.0,
         workspace_divisor: 0,
+        reserved_bytes: 0,
     }
 }
 
@@ -190,6 +191,50 @@ fn an_infeasible_line_names_the_way_out() {
     let request = Request { line: Line::Bytes(1024), offload: Offload::None, prefetch: true };
     let text = plan(&graph, &machine, &request).expect_err("infeasible").to_string();
     assert!(!text.contains('\n') && text.contains(&any.to_string()), "{text}");
+}
+
+#[test]
+fn a_line_is_for_the_whole_process() {
+    let graph = chain(8, 4);
+    let bare = machine(1.0, 1.0);
+    let reserved_bytes = (1 << 20) + 1;
+    let beside = FlatMachine { reserved_bytes, ..bare.clone() };
+    let plan_of = |machine: &FlatMachine, line| {
+        plan(&graph, machine, &Request { line, offload: Offload::Auto, prefetch: true })
+    };
+    for line in [Line::Min, Line::Max] {
+        let (bare, beside) = (plan_of(&bare, line), plan_of(&beside, line));
+        let (bare, beside) = (bare.expect("feasible"), beside.expect("feasible"));
+        // The same arena, under a line that is higher by the reserve.
+        assert_eq!(bare.arena_bytes, beside.arena_bytes);
+        assert_eq!(bare.line_bytes + reserved_bytes, beside.line_bytes);
+        assert_eq!(beside.predicted.vram_process_bytes, beside.line_bytes);
+        assert_eq!(beside.predicted.vram_peak_bytes, bare.predicted.vram_peak_bytes);
+        assert_ne!(bare.id, beside.id);
+    }
+    // Percent are of the device, the reserve is taken from them.
+    let half = plan_of(&beside, Line::Percent(0.5)).expect("feasible");
+    assert_eq!(half.line_bytes, (1 << 30) / 200);
+    assert_eq!(half.arena_line_bytes(), half.line_bytes - reserved_bytes);
+    assert!(half.arena_bytes <= half.arena_line_bytes());
+    let shown = explain(&graph, &half).to_string();
+    assert!(shown.contains("beside the arena 1.00 MiB"), "{shown}");
+    let bare = explain(&graph, &plan_of(&bare, Line::Min).expect("feasible")).to_string();
+    assert!(!bare.contains("beside"), "{bare}");
+    for line in [1, 1 << 20, reserved_bytes, reserved_bytes + 256] {
+        let error = plan_of(&beside, Line::Bytes(line)).expect_err("the reserve alone is over it");
+        let PlanError::Infeasible { smallest_bytes, reserved_bytes: named, advice, .. } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(*smallest_bytes, lower_bound(&graph, &beside));
+        assert_eq!(*named, reserved_bytes);
+        let is_shrink = matches!(advice, Advice::ShrinkActivations { .. });
+        assert_eq!(is_shrink, line > reserved_bytes, "{advice}");
+        assert!(error.to_string().contains("1.00 MiB of them beside the arena"), "{error}");
+    }
+    let all = FlatMachine { reserved_bytes: u64::MAX, ..machine(1.0, 1.0) };
+    assert!(matches!(plan_of(&all, Line::Min), Err(PlanError::TooLarge { .. })));
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub(crate) fn check(graph: &Graph, plan: &Plan, step_loop: Option<&Loop>) -> Res
     }
     let predicted = &plan.predicted;
     same("VRAM peak in bytes", predicted.vram_peak_bytes, peak_bytes(plan))?;
+    // `places` has shown that the sum is at most the line.
+    let process_bytes = plan.arena_bytes + plan.reserved_bytes;
+    same("VRAM of the process in bytes", predicted.vram_process_bytes, process_bytes)?;
     same("bytes copied per step", predicted.copied_bytes_per_step, copied_bytes_per_step)?;
     same("bytes copied", predicted.copied_bytes, copied_bytes)
 }

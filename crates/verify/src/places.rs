@@ -9,12 +9,13 @@ use plimsoll_plan::{ALIGNMENT, Plan, Region};
 use crate::Violation;
 
 /// The plan format that is checked here.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Tables have the graph's lengths, indices point into their tables, regions are sound.
 pub(crate) fn check(
     graph: &Graph,
     plan: &Plan,
+    reserved_bytes: u64,
     workspace_bytes: &dyn Fn(&Op) -> u64,
 ) -> Result<(), Violation> {
     if plan.version != VERSION {
@@ -23,9 +24,17 @@ pub(crate) fn check(
     count("places of tensors", plan.tensors.len(), graph.tensors.len())?;
     count("workspaces", plan.workspaces.len(), graph.ops.len())?;
     indices(graph, plan)?;
-    if plan.arena_bytes > plan.line_bytes {
-        return Err(Violation::ArenaOverLine {
+    if plan.reserved_bytes < reserved_bytes {
+        return Err(Violation::ReserveTooSmall {
+            reserved_bytes: plan.reserved_bytes,
+            needed: reserved_bytes,
+        });
+    }
+    let process_bytes = plan.arena_bytes.checked_add(plan.reserved_bytes);
+    if process_bytes.is_none_or(|bytes| bytes > plan.line_bytes) {
+        return Err(Violation::OverLine {
             arena_bytes: plan.arena_bytes,
+            reserved_bytes: plan.reserved_bytes,
             line_bytes: plan.line_bytes,
         });
     }

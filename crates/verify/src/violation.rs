@@ -54,11 +54,23 @@ pub enum Violation {
         len: usize,
     },
 
-    /// The arena is larger than the line.
-    #[error("the arena of {arena_bytes} bytes is over the line of {line_bytes}")]
-    ArenaOverLine {
+    /// The plan leaves less beside the arena than the process takes.
+    #[error("{reserved_bytes} bytes beside the arena, {needed} are needed")]
+    ReserveTooSmall {
+        /// Bytes in the plan.
+        reserved_bytes: u64,
+        /// Bytes that the device asked for.
+        needed: u64,
+    },
+    /// The arena and what the process takes beside it are larger than the line.
+    #[error(
+        "the arena of {arena_bytes} bytes and {reserved_bytes} beside it are over the line of {line_bytes}"
+    )]
+    OverLine {
         /// Size of the arena.
         arena_bytes: u64,
+        /// What the process takes beside it.
+        reserved_bytes: u64,
         /// The line.
         line_bytes: u64,
     },

@@ -18,7 +18,7 @@ fn prove(what: &str, graph: &Graph, plan: &Plan, workspace: &dyn Fn(&plimsoll_gr
     let quickest = (0..5)
         .map(|_| {
             let start = Instant::now();
-            plimsoll_verify::verify(graph, plan, workspace)
+            plimsoll_verify::verify(graph, plan, 0, workspace)
                 .unwrap_or_else(|violation| panic!("{what}: {violation}"));
             start.elapsed()
         })

@@ -23,7 +23,7 @@ fn any<T>(list: &[T], random: &mut Random) -> usize {
 }
 
 /// Each says whether it changed anything.
-const MUTATIONS: [Mutation; 21] = [
+const MUTATIONS: [Mutation; 23] = [
     ("swap the offsets of two tensors", |plan, random| {
         let (a, b) = (any(&plan.tensors, random), any(&plan.tensors, random));
         let (at_a, at_b) = (plan.tensors[a].offset, plan.tensors[b].offset);
@@ -140,6 +140,14 @@ const MUTATIONS: [Mutation; 21] = [
             Some(named) => std::mem::replace(named, load as u32) != load as u32,
             None => false,
         }
+    }),
+    ("reserve a byte less beside the arena", |plan, _| {
+        plan.reserved_bytes -= 1;
+        true
+    }),
+    ("lower the line to under the process", |plan, _| {
+        plan.line_bytes = plan.predicted.vram_process_bytes - 1;
+        true
     }),
     ("name one load more in a visit", |plan, random| {
         let (visit, load) = (any(&plan.visits, random), any(&plan.loads, random));

@@ -33,6 +33,7 @@ fn machine(rng: &mut Rng) -> FlatMachine {
         copy_bytes_per_second: 1e9 * rng.within(1, 50) as f64,
         flops_per_second: 1e9 * rng.within(1, 1000) as f64,
         copy_seconds_latency: 1e-9 * rng.within(0, 1000) as f64,
+        reserved_bytes: rng.within(0, 1) * rng.within(0, 1 << 20),
         ..FlatMachine::server()
     }
 }
@@ -60,7 +61,7 @@ struct Counts {
 
 fn verify(graph: &Graph, machine: &FlatMachine, plan: &Plan) -> Result<(), Violation> {
     let rule = |op: &_| machine.workspace_bytes(graph, op);
-    plimsoll_verify::verify(graph, plan, &rule).map(|_| ())
+    plimsoll_verify::verify(graph, plan, machine.reserved_bytes, &rule).map(|_| ())
 }
 
 fn check(seed: u64, counts: &Counts) {

@@ -38,7 +38,7 @@ fn tables_and_indices() {
     check(
         Style::Slots(2),
         &[
-            ("the plan is of version 2, this verifier knows 1", &|p| p.version = 2),
+            ("the plan is of version 3, this verifier knows 2", &|p| p.version = 3),
             ("the plan has 22 places of tensors, expected 23", &|p| _ = p.tensors.pop()),
             ("the plan has 28 workspaces, expected 27", &|p| p.workspaces.push(Region::default())),
             ("unit in.hoist/0 names block 99 of 10", &|p| p.units[0].block.0 = 99),
@@ -56,7 +56,17 @@ fn places() {
     check(
         Style::Slots(2),
         &[
-            ("the arena of 19200 bytes is over the line of 19199", &|p| p.line_bytes -= 1),
+            ("999 bytes beside the arena, 1000 are needed", &|p| p.reserved_bytes -= 1),
+            ("the arena of 19200 bytes and 1000 beside it are over the line of 20199", &|p| {
+                p.line_bytes -= 1;
+            }),
+            ("the arena of 19200 bytes and 1001 beside it are over the line of 20200", &|p| {
+                p.reserved_bytes += 1;
+            }),
+            (
+                "the arena of 19200 bytes and 18446744073709551615 beside it are over the line of 20200",
+                &|p| p.reserved_bytes = u64::MAX,
+            ),
             ("the arena's size at 19072 is not aligned to 256", &|p| p.arena_bytes -= 128),
             ("tensor in.table at 1025 is not aligned to 256", &|p| p.tensors[4].offset += 1),
             ("tensor in.table has 511 bytes, expected 512", &|p| p.tensors[4].bytes -= 1),
@@ -293,6 +303,9 @@ fn uses_and_figures() {
             }),
             ("predicted VRAM peak in bytes is 13055, the plan gives 13056", &|p| {
                 p.predicted.vram_peak_bytes -= 1;
+            }),
+            ("predicted VRAM of the process in bytes is 20199, the plan gives 20200", &|p| {
+                p.predicted.vram_process_bytes -= 1;
             }),
             ("predicted bytes copied per step is 17535, the plan gives 17536", &|p| {
                 p.predicted.copied_bytes_per_step -= 1;

@@ -28,6 +28,8 @@ pub struct FlatMachine {
     /// Linear layers, attention and convolutions need their output's bytes divided by this as workspace; 0 for
     /// none.
     pub workspace_divisor: u64,
+    /// Bytes of device memory beside the arena.
+    pub reserved_bytes: u64,
 }
 
 impl FlatMachine {
@@ -40,6 +42,7 @@ impl FlatMachine {
             copy_bytes_per_second: 55e9,
             copy_seconds_latency: 8e-6,
             workspace_divisor: 8,
+            reserved_bytes: 0,
         }
     }
 
@@ -52,6 +55,7 @@ impl FlatMachine {
             copy_bytes_per_second: 24e9,
             copy_seconds_latency: 8e-6,
             workspace_divisor: 8,
+            reserved_bytes: 0,
         }
     }
 }
@@ -63,6 +67,10 @@ impl Machine for FlatMachine {
 
     fn vram_bytes(&self) -> u64 {
         self.vram_bytes
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes
     }
 
     fn workspace_bytes(&self, graph: &Graph, op: &Op) -> u64 {

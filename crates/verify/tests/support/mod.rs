@@ -22,6 +22,9 @@ pub fn workspace_bytes(op: &Op) -> u64 {
     }
 }
 
+/// What the process takes beside the arena.
+pub const RESERVED_BYTES: u64 = 1000;
+
 /// A machine of that rule; copies are slow, so that streaming matters.
 pub struct Slow;
 
@@ -31,6 +34,9 @@ impl Machine for Slow {
     }
     fn vram_bytes(&self) -> u64 {
         1 << 30
+    }
+    fn reserved_bytes(&self) -> u64 {
+        RESERVED_BYTES
     }
     fn workspace_bytes(&self, _: &Graph, op: &Op) -> u64 {
         workspace_bytes(op)
@@ -44,7 +50,7 @@ impl Machine for Slow {
 }
 
 pub fn verify<'p>(graph: &'p Graph, plan: &'p Plan) -> Result<Verified<'p>, Violation> {
-    plimsoll_verify::verify(graph, plan, &workspace_bytes)
+    plimsoll_verify::verify(graph, plan, RESERVED_BYTES, &workspace_bytes)
 }
 
 /// xorshift64*.

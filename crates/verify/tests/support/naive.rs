@@ -107,11 +107,12 @@ pub fn plan(graph: &Graph, style: Style) -> Plan {
         visit.loads.extend(load);
     }
     let mut plan = Plan {
-        version: 1,
+        version: 2,
         id: String::new(),
         arithmetic: "none".to_owned(),
-        line_bytes: next,
+        line_bytes: next + super::RESERVED_BYTES,
         arena_bytes: next,
+        reserved_bytes: super::RESERVED_BYTES,
         offload: Offload::Auto,
         prefetch: true,
         tensors,
@@ -244,4 +245,5 @@ pub fn predict(graph: &Graph, plan: &mut Plan) {
     let regions = plan.tensors.iter().chain(&plan.workspaces);
     let regions = regions.chain(plan.loads.iter().map(|load| &load.region));
     plan.predicted.vram_peak_bytes = regions.map(|region| round(region.end())).max().unwrap_or(0);
+    plan.predicted.vram_process_bytes = plan.arena_bytes + plan.reserved_bytes;
 }
