@@ -312,6 +312,16 @@ pub enum DeviceError {
         /// What lies there.
         found: String,
     },
+    /// A driver or library refused a call.
+    #[error("the {device} device failed: {cause}")]
+    Driver {
+        /// Name of the device.
+        device: String,
+        /// Whether the device cannot run again in this process.
+        is_lost: bool,
+        /// The driver's words.
+        cause: String,
+    },
     /// A lane's thread died; our bug.
     #[error("the {lane} lane stopped: {cause}")]
     LaneDied {

@@ -39,6 +39,9 @@ mod team;
 mod transpose;
 mod workspace;
 
+pub use check::{Limits, check_program};
+pub use copy::cast;
+pub use lookup::gather_rows;
 pub use machine::{CpuMachine, bound_workspace_bytes};
 pub use rates::Rates;
 

@@ -12,13 +12,38 @@ use crate::{BoundCopy, BoundOp, DeviceError, HostDType, Mat, Program, Region};
 /// Alignment of scratch: what a plan gives, and more than any element needs.
 const SCRATCH_ALIGNMENT: u64 = 256;
 
+/// What a device takes beside what every device does.
+pub struct Limits<'l> {
+    /// Name of the device, for refusals.
+    pub device: &'static str,
+    /// Scratch that an op needs.
+    pub workspace_bytes: &'l dyn Fn(&OpKind<Mat, Mat>) -> u64,
+    /// Most columns of a head in `QkNormRope`.
+    pub head_dim_max: u64,
+}
+
+/// Checks a program for the CPU device.
+pub(crate) fn program(program: &Program<'_>, arena_bytes: u64) -> Result<(), DeviceError> {
+    let workspace_bytes = |op: &OpKind<Mat, Mat>| Work::of(&bound_shapes(op)).workspace_bytes();
+    let limits = Limits {
+        device: "cpu",
+        workspace_bytes: &workspace_bytes,
+        head_dim_max: HEAD_DIM_MAX as u64,
+    };
+    check_program(program, arena_bytes, &limits)
+}
+
 /// Checks a program against an arena of `arena_bytes`.
 ///
 /// # Errors
 /// [`DeviceError::OutOfArena`] or [`DeviceError::Unsupported`] for an operand that the device cannot take, which is a bug of the
 /// program's maker; [`DeviceError::RowOutOfTable`] for an index in a host input.
-pub(crate) fn program(program: &Program<'_>, arena_bytes: u64) -> Result<(), DeviceError> {
-    let checker = Checker { program, arena_bytes };
+pub fn check_program(
+    program: &Program<'_>,
+    arena_bytes: u64,
+    limits: &Limits<'_>,
+) -> Result<(), DeviceError> {
+    let checker = Checker { program, arena_bytes, limits };
     program.copies.iter().try_for_each(|copy| checker.copy(copy))?;
     program.ops.iter().try_for_each(|op| checker.op(op))
 }
@@ -26,6 +51,7 @@ pub(crate) fn program(program: &Program<'_>, arena_bytes: u64) -> Result<(), Dev
 struct Checker<'p, 'h> {
     program: &'p Program<'h>,
     arena_bytes: u64,
+    limits: &'p Limits<'p>,
 }
 
 /// An operand and the bytes that it can touch over all steps.
@@ -111,7 +137,7 @@ impl Checker<'_, '_> {
     }
 
     fn workspace(&self, op: &BoundOp, operands: &[Operand]) -> Result<(), DeviceError> {
-        let needed = Work::of(&bound_shapes(&op.op.kind)).workspace_bytes();
+        let needed = (self.limits.workspace_bytes)(&op.op.kind);
         let region = op.workspace;
         let fits = region.bytes >= needed
             && self.is_inside(region)
@@ -141,9 +167,9 @@ impl Checker<'_, '_> {
         self.require(holds && weights_are_numbers, "the element types", name)?;
         let OpKind::QkNormRope { q, heads, .. } = &op.op.kind else { return Ok(()) };
         let head_dim = q.cols.checked_div(*heads).unwrap_or(0);
-        if head_dim > HEAD_DIM_MAX as u64 {
+        if head_dim > self.limits.head_dim_max {
             let what = format!("{name} with heads of {head_dim} columns");
-            return Err(DeviceError::Unsupported { what, device: "cpu".to_owned() });
+            return Err(DeviceError::Unsupported { what, device: self.limits.device.to_owned() });
         }
         Ok(())
     }

@@ -40,28 +40,64 @@ pub(crate) fn copy(
 }
 
 fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64) {
-    let source_dtype = segment.source_dtype;
-    let is_same = matches!(
-        (source_dtype, segment.target_dtype),
-        (HostDType::F32, DType::F32)
-            | (HostDType::BF16, DType::BF16)
-            | (HostDType::U32, DType::U32)
-    );
-    if is_same {
+    if is_same(segment.source_dtype, segment.target_dtype) {
         space.fill(target, piece);
         return;
     }
+    let mut target = target;
+    cast_chunks(piece, segment.source_dtype, segment.target_dtype, |bytes| {
+        space.fill(target, bytes);
+        target += bytes.len() as u64;
+    });
+}
+
+/// Whether a copy moves bytes as they are.
+fn is_same(source: HostDType, target: DType) -> bool {
+    matches!(
+        (source, target),
+        (HostDType::F32, DType::F32)
+            | (HostDType::BF16, DType::BF16)
+            | (HostDType::U32, DType::U32)
+    )
+}
+
+/// Writes the elements of `source` to `target` as a copy to the arena does: bytes as they are where the types are
+/// the same, else cast, rounded to nearest even. For devices whose copies cannot cast.
+///
+/// # Panics
+/// If `target` has not the size of `source`'s elements in `target_dtype`.
+pub fn cast(source: &[u8], source_dtype: HostDType, target: &mut [u8], target_dtype: DType) {
+    let elements = source.len() as u64 / source_dtype.bytes();
+    assert!(target.len() as u64 == elements * target_dtype.bytes(), "a target of another size");
+    if is_same(source_dtype, target_dtype) {
+        target.copy_from_slice(source);
+        return;
+    }
+    let mut rest = target;
+    cast_chunks(source, source_dtype, target_dtype, |bytes| {
+        let (here, after) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+        here.copy_from_slice(bytes);
+        rest = after;
+    });
+}
+
+/// Casts [`CAST`] elements at a time and hands each lot's bytes to `sink`.
+fn cast_chunks(
+    source: &[u8],
+    source_dtype: HostDType,
+    target_dtype: DType,
+    mut sink: impl FnMut(&[u8]),
+) {
     vectorised(
         #[inline(always)]
         |_| {
-            let mut target = target;
             let width = if source_dtype == HostDType::F32 { 4 } else { 2 };
             let mut values = [0.0f32; CAST];
             let mut bytes = [0u8; 4 * CAST];
-            for chunk in piece.chunks(CAST * width) {
+            for chunk in source.chunks(CAST * width) {
                 let values = &mut values[..chunk.len() / width];
                 convert::to_f32(chunk, source_dtype, values);
-                let target_width = if segment.target_dtype == DType::BF16 { 2 } else { 4 };
+                let target_width = if target_dtype == DType::BF16 { 2 } else { 4 };
                 let bytes = &mut bytes[..values.len() * target_width];
                 if target_width == 2 {
                     convert::to_bf16(values, bytes);
@@ -70,8 +106,7 @@ fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64
                         *bytes = value.to_le_bytes();
                     }
                 }
-                space.fill(target, bytes);
-                target += bytes.len() as u64;
+                sink(bytes);
             }
         },
     );

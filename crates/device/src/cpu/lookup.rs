@@ -2,6 +2,9 @@
 
 use super::arena::{MatMut, MatRef};
 use super::convert;
+use super::copy::cast;
+use plimsoll_graph::DType;
+
 use crate::contract::HostTable;
 use crate::{DeviceError, HostDType, OutputBuffer};
 
@@ -60,6 +63,31 @@ pub(crate) fn gather(
             convert::to_f32(&bytes[col * width..], table.dtype, chunk);
             out.store(row, col, chunk);
         }
+    }
+    Ok(())
+}
+
+/// `target[i] = table[ids[i]]`, row-major and cast, in host memory; for devices that cannot read host tables.
+///
+/// # Errors
+/// [`DeviceError::RowOutOfTable`].
+///
+/// # Panics
+/// If `target` has not the size of the rows that `ids` names.
+pub fn gather_rows(
+    table: &HostTable<'_>,
+    ids: &[u8],
+    target: &mut [u8],
+    target_dtype: DType,
+) -> Result<(), DeviceError> {
+    let (cols, width) = (table.cols as usize, table.dtype.bytes() as usize);
+    let row_bytes = cols * target_dtype.bytes() as usize;
+    assert!(target.len() == ids.len() / 4 * row_bytes, "a target of another size");
+    for (at, target) in target.chunks_exact_mut(row_bytes).enumerate() {
+        let id = index(ids, at).unwrap_or(u32::MAX);
+        let bytes = table_row(table, id as usize, cols * width)
+            .ok_or(DeviceError::RowOutOfTable { row: id, rows: table.rows })?;
+        cast(bytes, table.dtype, target, target_dtype);
     }
     Ok(())
 }

@@ -1,0 +1,135 @@
+//! What can go wrong with a card.
+
+use plimsoll_device::DeviceError;
+
+/// Failures of a card, its driver or its libraries.
+///
+/// `Clone`, because a failure of one lane is told to the caller, to the other lane and to every later run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver on this machine.
+    #[error(
+        "no NVIDIA driver: libcuda.so.1 was not found; use the CPU device, or install a driver of CUDA 12.0 or newer"
+    )]
+    NoDriver,
+    /// The driver is older than what the kernels are built for.
+    #[error(
+        "the NVIDIA driver speaks CUDA {}.{}, and 12.0 is needed: install driver 525 or newer",
+        version / 1000,
+        version % 1000 / 10
+    )]
+    OldDriver {
+        /// As the driver gives it: 11040 for 11.4.
+        version: u32,
+    },
+    /// The driver lacks a function that this program calls.
+    #[error("the NVIDIA driver cannot be used: {cause}")]
+    DriverUnusable {
+        /// What the loader said.
+        cause: String,
+    },
+    /// There are fewer cards.
+    #[error("there is no CUDA device {index}: this machine has {count}")]
+    NoSuchDevice {
+        /// Asked for.
+        index: u32,
+        /// On this machine.
+        count: u32,
+    },
+    /// No kernels are built for the card.
+    #[error(
+        "{name} has compute capability {major}.{minor}, for which there are no kernels: 8.0 to 9.0, 10.0 and 12.0 work \
+         (bf16 needs 8.0); use the CPU device on this machine"
+    )]
+    UnsupportedCard {
+        /// The card's name.
+        name: String,
+        /// Of its compute capability.
+        major: u32,
+        /// Of its compute capability.
+        minor: u32,
+    },
+    /// Others hold memory that this process was to have; it may be free later.
+    #[error(
+        "the card is busy: {needed_bytes} more bytes are needed and {free_bytes} of {total_bytes} are free; \
+         end other programs on it or lower the line"
+    )]
+    Busy {
+        /// What was to be taken.
+        needed_bytes: u64,
+        /// Free on the device now.
+        free_bytes: u64,
+        /// Of the device.
+        total_bytes: u64,
+    },
+    /// A driver call failed.
+    #[error("{call} failed: {code}: {text}")]
+    Driver {
+        /// Name of the call.
+        call: &'static str,
+        /// The driver's number.
+        code: u32,
+        /// The driver's words.
+        text: String,
+    },
+    /// A library call failed.
+    #[error("{library}: {call} failed: {status}")]
+    Library {
+        /// Name of the library.
+        library: &'static str,
+        /// Name of the call, and what it was about.
+        call: String,
+        /// The library's words.
+        status: String,
+    },
+    /// A kernel that a task names is in no module of the card's architecture.
+    #[error("kernel {kernel} is not among those built for {arch}")]
+    NoKernel {
+        /// Its name.
+        kernel: String,
+        /// Architecture.
+        arch: &'static str,
+    },
+    /// Something that this room does not do.
+    #[error("{what} is not supported by the CUDA device")]
+    Unsupported {
+        /// Op and operands, or the missing part of the system.
+        what: String,
+    },
+    /// An earlier error has made the context unusable; the process has to be started again.
+    #[error("the card stopped after an earlier error: {cause}")]
+    Poisoned {
+        /// The earlier error.
+        cause: String,
+    },
+}
+
+impl CudaError {
+    /// Whether nothing can be done with the card any more in this process.
+    pub fn is_sticky(&self) -> bool {
+        match self {
+            // ECC, NVLink and contained errors, a context that is gone, and everything a kernel does wrong.
+            Self::Driver { code, .. } => {
+                matches!(code, 4 | 201 | 214 | 220..=223 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999)
+            }
+            Self::Poisoned { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::Unsupported { what } => {
+                Self::Unsupported { what, device: "cuda".to_owned() }
+            }
+            other => Self::Driver {
+                device: "cuda".to_owned(),
+                is_lost: other.is_sticky(),
+                cause: other.to_string(),
+            },
+        }
+    }
+}
