@@ -9,6 +9,24 @@ pub struct Cubin {
     pub image: &'static [u8],
 }
 
+/// The cubins of an architecture: those of every source, then those of sources that are for it alone.
+///
+/// The files are committed; `tools/kernels.py check` says whether they are what their sources give.
+macro_rules! cubins {
+    ($arch:literal, $($only:literal),*) => {
+        &[
+            cubins!(@one $arch, "light_map"),
+            $(cubins!(@one $arch, $only),)*
+        ]
+    };
+    (@one $arch:literal, $name:literal) => {
+        Cubin {
+            name: $name,
+            image: include_bytes!(concat!("../cubin/", $arch, "/", $name, ".cubin")),
+        }
+    };
+}
+
 /// An architecture with kernels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Arch {
@@ -54,6 +72,13 @@ impl Arch {
 
     /// Every module of the architecture.
     pub fn cubins(self) -> &'static [Cubin] {
-        &[]
+        match self {
+            Self::Sm80 => cubins!("sm_80",),
+            Self::Sm86 => cubins!("sm_86",),
+            Self::Sm89 => cubins!("sm_89",),
+            Self::Sm90a => cubins!("sm_90a",),
+            Self::Sm100a => cubins!("sm_100a",),
+            Self::Sm120a => cubins!("sm_120a",),
+        }
     }
 }
