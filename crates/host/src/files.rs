@@ -8,6 +8,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::{Mmap, MmapOptions};
 use plimsoll_weights::{Blob, Catalog, Entry, FileIdentity, Piece};
@@ -28,8 +29,38 @@ pub struct HostFiles {
 
 #[derive(Debug)]
 enum Backing {
-    Mapped(MappedFile),
+    Mapped(SharedMapping),
     Static { name: &'static str, data: &'static [u8] },
+}
+
+/// A mapped file that stays mapped as long as anyone holds this.
+///
+/// A device that lends its pages to a card holds one, so that the pages are taken back before the mapping goes.
+#[derive(Clone, Debug)]
+pub struct SharedMapping {
+    file: Arc<MappedFile>,
+}
+
+impl SharedMapping {
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file.mapping
+    }
+
+    /// Where the file was opened.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Which file it is.
+    pub fn identity(&self) -> FileIdentity {
+        self.file.identity
+    }
+
+    /// Whether both are the same mapping, not only of the same file.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.file, &other.file)
+    }
 }
 
 #[derive(Debug)]
@@ -114,7 +145,7 @@ impl HostFiles {
     /// Never `MADV_SEQUENTIAL`: it marks pages as the first to be dropped, and a streamed weight is
     /// read again in every step.
     pub fn will_need(&self, catalog: usize, piece: &Piece) {
-        let Ok(Backing::Mapped(file)) = self.backing(catalog, piece.blob) else {
+        let Ok(Backing::Mapped(SharedMapping { file })) = self.backing(catalog, piece.blob) else {
             return;
         };
         if let (Ok(offset), Ok(bytes)) =
@@ -137,11 +168,20 @@ impl HostFiles {
     /// [`HostError::LengthChanged`], [`HostError::Replaced`], [`HostError::Io`].
     pub fn recheck(&self) -> Result<(), HostError> {
         for backing in self.catalogs.iter().flatten() {
-            if let Backing::Mapped(file) = backing {
+            if let Backing::Mapped(SharedMapping { file }) = backing {
                 file.recheck()?;
             }
         }
         Ok(())
+    }
+
+    /// Every mapped file, in the order of catalogs and blobs.
+    pub fn mappings(&self) -> Vec<SharedMapping> {
+        let mapped = |backing: &Backing| match backing {
+            Backing::Mapped(mapping) => Some(mapping.clone()),
+            Backing::Static { .. } => None,
+        };
+        self.catalogs.iter().flatten().filter_map(mapped).collect()
     }
 
     fn backing(&self, catalog: usize, blob: usize) -> Result<&Backing, HostError> {
@@ -155,21 +195,22 @@ impl Backing {
         match blob {
             Blob::Static { name, data } => Ok(Self::Static { name, data }),
             Blob::File { path, bytes, identity } => {
-                MappedFile::open(path, *bytes, *identity).map(Self::Mapped)
+                let file = Arc::new(MappedFile::open(path, *bytes, *identity)?);
+                Ok(Self::Mapped(SharedMapping { file }))
             }
         }
     }
 
     fn data(&self) -> &[u8] {
         match self {
-            Self::Mapped(file) => &file.mapping,
+            Self::Mapped(mapping) => mapping.bytes(),
             Self::Static { data, .. } => data,
         }
     }
 
     fn path(&self) -> &Path {
         match self {
-            Self::Mapped(file) => &file.path,
+            Self::Mapped(mapping) => mapping.path(),
             Self::Static { name, .. } => Path::new(name),
         }
     }

@@ -10,7 +10,7 @@
 //! past the end of a shrunken file, which the system answers with SIGBUS, ends the process with one
 //! clear line and exit code 5 instead of a core dump ([`EXIT_CODE`]).
 //!
-//! Main type: [`HostFiles`].
+//! Main type: [`HostFiles`]; a [`SharedMapping`] keeps one file mapped beyond it.
 //!
 //! Invariants:
 //! - no byte is handed out that was not in the file when its header was checked;
@@ -29,7 +29,8 @@ mod guard;
 mod guard;
 
 pub use error::HostError;
-pub use files::HostFiles;
+pub use files::{HostFiles, SharedMapping};
+pub use plimsoll_weights::FileIdentity;
 
 /// Exit code of the process when a mapped weight file shrinks, or its disk fails, during a read.
 pub const EXIT_CODE: i32 = 5;

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use plimsoll_host::{HostError, HostFiles};
+use plimsoll_host::{FileIdentity, HostError, HostFiles};
 use plimsoll_weights::{Blob, Catalog, Piece, open_folder, open_transformer_file};
 
 fn demo_model() -> PathBuf {
@@ -43,6 +43,22 @@ fn every_tensor_of_the_demo_model_is_read_as_it_lies_in_the_file() {
         }
     }
     assert_eq!(bytes, 2 * (10_046_016 + 599_552 + 786_944 + 2_391_779));
+}
+
+#[test]
+fn a_mapping_outlives_the_files_that_gave_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, catalog) = own_copy(folder.path());
+    let stored = fs::read(&path).unwrap();
+    let files = HostFiles::open(&[&catalog, &catalog]).unwrap();
+    let mappings = files.mappings();
+    assert_eq!(mappings.len(), 2);
+    assert!(mappings[0].is(&files.mappings()[0]) && !mappings[0].is(&mappings[1]));
+    assert!(std::ptr::eq(mappings[0].bytes(), files.bytes(0, 0, 0, stored.len() as u64).unwrap()));
+    drop(files);
+    assert!(mappings[0].bytes() == stored);
+    assert_eq!(mappings[0].path(), path);
+    assert_eq!(mappings[0].identity(), FileIdentity::of(&fs::metadata(&path).unwrap()));
 }
 
 #[test]
