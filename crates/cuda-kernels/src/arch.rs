@@ -16,6 +16,7 @@ macro_rules! cubins {
     ($arch:literal, $($only:literal),*) => {
         &[
             cubins!(@one $arch, "light_map"),
+            cubins!(@one $arch, "runtime"),
             $(cubins!(@one $arch, $only),)*
         ]
     };
