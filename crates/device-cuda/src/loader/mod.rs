@@ -1,0 +1,175 @@
+//! Finds the libraries that may be there: cuBLASLt, cuDNN, and NVRTC, which cuDNN asks for by name.
+//!
+//! Order: folders of the caller (`--cuda-lib-dir`), Python wheels, toolkits, the system's loader. Each library has
+//! a table of its own with the few functions that are used; a library that is missing, too old, broken or of
+//! another kind is absent, with the reason in its [`LibraryReport`], and the run goes on with own kernels.
+
+mod find;
+mod folders;
+
+use std::path::PathBuf;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend};
+
+pub use find::{LibraryReport, Refusal};
+pub(crate) use find::{Wanted, find, functions, mapped_files};
+pub use folders::Places;
+
+use crate::CudaError;
+use crate::dnn::{Dnn, DnnFunctions};
+use crate::lt::{Lt, LtFunctions};
+
+const CUBLAS_LT: Wanted =
+    Wanted { name: "cuBLASLt", stem: "cublasLt", majors: &[13, 12], parts: &[], global: false };
+const CUDNN: Wanted = Wanted {
+    name: "cuDNN",
+    stem: "cudnn",
+    majors: &[9],
+    // The rest of its parts are opened by this one, from its own folder.
+    parts: &["libcudnn_graph.so.9"],
+    global: true,
+};
+const NVRTC: Wanted =
+    Wanted { name: "NVRTC", stem: "nvrtc", majors: &[13, 12], parts: &[], global: true };
+
+/// Where to look for libraries and which to use.
+#[derive(Clone, Debug, Default)]
+pub struct LibraryOptions {
+    /// Folders to look in first.
+    pub folders: Vec<PathBuf>,
+    /// Where else; [`Places::of_environment`] if absent.
+    pub places: Option<Places>,
+    /// Use own kernels for products even where cuBLASLt is there.
+    pub without_cublas_lt: bool,
+    /// Use own kernels for attention even where cuDNN is there.
+    pub without_cudnn: bool,
+    /// Architecture of the card, for rules that were proven on it; absent means none is assumed.
+    pub arch: Option<Arch>,
+}
+
+/// Libraries that were found and opened.
+#[derive(Debug, Default)]
+pub struct Libraries {
+    /// cuBLASLt.
+    pub lt: Option<Lt>,
+    /// cuDNN.
+    pub dnn: Option<Dnn>,
+    /// What was found and what was not, with reasons.
+    pub reports: Vec<LibraryReport>,
+}
+
+/// Libraries by their files: found, of the right kind and version, not yet used.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) lt: Option<LtFunctions>,
+    pub(crate) dnn: Option<DnnFunctions>,
+    pub(crate) reports: Vec<LibraryReport>,
+}
+
+impl Found {
+    /// Searches; needs no driver and no card.
+    pub(crate) fn search(options: &LibraryOptions) -> Self {
+        let places = options.places.clone().unwrap_or_else(Places::of_environment);
+        let folders = places.folders(&options.folders);
+        let mut found = Self::default();
+        if !options.without_cublas_lt {
+            let (lt, report) = find(&CUBLAS_LT, &folders, places.system, LtFunctions::accept);
+            found.lt = lt;
+            found.reports.push(report);
+        }
+        if !options.without_cudnn {
+            // First, so that cuDNN's run-time compiler finds it loaded.
+            let (_, nvrtc) = find(&NVRTC, &folders, places.system, nvrtc_version);
+            let (dnn, report) = find(&CUDNN, &folders, places.system, DnnFunctions::accept);
+            found.dnn = dnn;
+            found.reports.extend([report, nvrtc]);
+        }
+        found
+    }
+}
+
+/// What was found where, without opening a card: what `plimsoll doctor` prints.
+pub fn search(options: &LibraryOptions) -> Vec<LibraryReport> {
+    Found::search(options).reports
+}
+
+impl Libraries {
+    /// Opens what is there; what is not is absent. The context is current.
+    pub fn open(options: &LibraryOptions) -> Self {
+        let Found { lt, dnn, mut reports } = Found::search(options);
+        let mut refuse = |name, error: CudaError| {
+            let Some(report) = reports.iter_mut().find(|report| report.name == name) else {
+                return;
+            };
+            report.version = None;
+            let path = report.path.take().unwrap_or_default();
+            report.refused.push(Refusal { path, cause: error.to_string() });
+        };
+        let lt = lt.and_then(|functions| {
+            Lt::open(functions, options.arch).map_err(|error| refuse(CUBLAS_LT.name, error)).ok()
+        });
+        let dnn = dnn.and_then(|functions| {
+            Dnn::open(functions).map_err(|error| refuse(CUDNN.name, error)).ok()
+        });
+        Self { lt, dnn, reports }
+    }
+
+    /// What the libraries that are there compute; the rest is for own kernels.
+    pub fn backends(&self) -> Backends {
+        Backends {
+            gemm: if self.lt.is_some() { GemmBackend::CublasLt } else { GemmBackend::Own },
+            attention: if self.dnn.is_some() {
+                AttentionBackend::Cudnn
+            } else {
+                AttentionBackend::Own
+            },
+        }
+    }
+
+    /// Names and versions of the libraries in use, part of a plan's arithmetic.
+    pub fn arithmetic(&self) -> String {
+        let lt = self.lt.as_ref().map(|lt| format!(" cublaslt {}", lt.version()));
+        let dnn = self.dnn.as_ref().map(|dnn| format!(" cudnn {}", dnn.version()));
+        lt.into_iter().chain(dnn).collect()
+    }
+
+    /// Uses each library once, so that all device memory that they take is taken; `scratch` are device bytes.
+    ///
+    /// # Errors
+    /// A library's failure.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of the current context, and `scratch` so many bytes that outlive its work.
+    pub unsafe fn warm_up(
+        &self,
+        scratch: CUdeviceptr,
+        scratch_bytes: u64,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        if let Some(lt) = &self.lt {
+            // SAFETY: as this function's.
+            unsafe { lt.warm_up(scratch, scratch_bytes, stream) }?;
+        }
+        if let Some(dnn) = &self.dnn {
+            // SAFETY: as this function's.
+            unsafe { dnn.warm_up(scratch, scratch_bytes, stream) }?;
+        }
+        Ok(())
+    }
+}
+
+functions! {
+    /// NVRTC, as far as it is asked.
+    NvrtcFunctions {
+        nvrtcVersion: fn(*mut i32, *mut i32) -> i32;
+    }
+}
+
+fn nvrtc_version(library: &libloading::os::unix::Library) -> Result<((), String), String> {
+    let functions = NvrtcFunctions::resolve(library)?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both pointers are to locals.
+    let status = unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) };
+    if status == 0 { Ok(((), format!("{major}.{minor}"))) } else { Err(format!("status {status}")) }
+}
