@@ -237,6 +237,31 @@ fn a_full_ring_makes_the_caller_wait() {
 }
 
 #[test]
+fn a_caller_is_told_of_a_signal_in_the_middle_of_much_work() {
+    // The lane has more left to do than the caller is woken for, and no other signal: it looks by itself.
+    let stream = Stream::new();
+    let program = stream.program();
+    let mut device = CpuDevice::new(stream.arena_bytes, 1).unwrap();
+    let mut waited = (Duration::MAX, Duration::MAX);
+    device
+        .run(&program, &Control::default(), &mut |queue| {
+            let begin = Instant::now();
+            queue.enqueue(Lane::Compute, Command::Signal)?;
+            for op in 0..400 {
+                queue.enqueue(Lane::Compute, Command::Run { op: op % 5, step: 0 })?;
+            }
+            queue.enqueue(Lane::Compute, Command::Signal)?;
+            queue.wait(Lane::Compute, 1)?;
+            waited.0 = begin.elapsed();
+            queue.wait(Lane::Compute, 2)?;
+            waited.1 = begin.elapsed();
+            Ok(())
+        })
+        .unwrap();
+    assert!(waited.0 < waited.1 / 2, "told of the first signal only with the last: {waited:?}");
+}
+
+#[test]
 fn a_lane_that_dies_is_an_error() {
     let stream = Stream::new();
     let program = stream.program();

@@ -19,6 +19,12 @@ use crate::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span,
 /// Commands that a ring holds.
 const RING: usize = 512;
 
+/// Commands left in a lane's ring at which the caller, who waits for its signals, is woken.
+///
+/// The caller need not be told of every signal: a wake takes a processor from a worker for a while, and there may be
+/// ten thousand signals a second. While the lane has enough to do, the caller looks by itself now and then.
+const RING_LOW: usize = 12;
+
 /// Locks without caring for a panic elsewhere: what the locks hold is whole at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,6 +83,8 @@ pub(crate) struct Run<'r> {
     /// How each op of the program is carried out.
     works: Vec<Work>,
     team: Team,
+    /// Rung at a signal of a lane that has little left to do, for the caller.
+    host: Bell,
 }
 
 impl<'r> Run<'r> {
@@ -103,6 +111,7 @@ impl<'r> Run<'r> {
             spans: Mutex::new(Vec::with_capacity(usize::try_from(span_count).unwrap_or(0))),
             works: program.ops.iter().map(|op| Work::of(&bound_shapes(&op.op.kind))).collect(),
             team: Team::default(),
+            host: Bell::default(),
         }
     }
 
@@ -181,6 +190,7 @@ impl<'r> Run<'r> {
             state.drained.ring();
             state.signalled.ring();
         }
+        self.host.ring();
     }
 
     fn is_over(&self) -> bool {
@@ -295,6 +305,10 @@ impl<'r> Run<'r> {
                 let state = self.state(lane);
                 state.signals.fetch_add(1, Ordering::SeqCst);
                 state.signalled.ring();
+                // A caller that is not woken here looks again after its nap: a wake may come late, none is lost.
+                if lock(&state.ring).len() <= RING_LOW {
+                    self.host.ring();
+                }
                 Ok(())
             }
             Command::Wait { lane, count } => self.await_signals(lane, count),
@@ -381,7 +395,9 @@ impl Queue for Run<'_> {
     }
 
     fn wait(&self, lane: Lane, count: u64) -> Result<(), DeviceError> {
-        self.await_signals(lane, count).map_err(|_| self.refusal())
+        let has_come = || self.state(lane).signals.load(Ordering::SeqCst) >= count;
+        self.host.wait_until(|| has_come() || self.is_over());
+        if has_come() { Ok(()) } else { Err(self.refusal()) }
     }
 
     fn copied_bytes(&self) -> u64 {
