@@ -16,6 +16,10 @@ macro_rules! cubins {
     ($arch:literal, $($only:literal),*) => {
         &[
             cubins!(@one $arch, "light_map"),
+            cubins!(@one $arch, "light_group_norm"),
+            cubins!(@one $arch, "light_norm"),
+            cubins!(@one $arch, "light_rope"),
+            cubins!(@one $arch, "light_small"),
             cubins!(@one $arch, "runtime"),
             $(cubins!(@one $arch, $only),)*
         ]
