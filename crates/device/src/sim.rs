@@ -40,6 +40,8 @@ pub struct SimCosts {
     pub op_seconds: Vec<f64>,
     /// Seconds of each copy of the program.
     pub copy_seconds: Vec<f64>,
+    /// Share of the compute lane's speed that a copy in flight takes, 0 to 1.
+    pub copy_share: f64,
 }
 
 /// What goes wrong on purpose. The default is nothing.
@@ -99,7 +101,7 @@ impl Device for SimDevice {
         control: &Control,
         drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
     ) -> Result<RunStats, DeviceError> {
-        let SimCosts { op_seconds, copy_seconds } = &self.costs;
+        let SimCosts { op_seconds, copy_seconds, copy_share } = &self.costs;
         if (op_seconds.len(), copy_seconds.len()) != (program.ops.len(), program.copies.len()) {
             let what = format!(
                 "a program of {} ops and {} copies with costs for {} and {}",
@@ -115,7 +117,7 @@ impl Device for SimDevice {
             costs: &self.costs,
             ops: operands::ops(program, self.arena_bytes)?,
             copies: operands::copies(program, self.arena_bytes)?,
-            lanes: Lanes::new(self.faults.dropped_wait),
+            lanes: Lanes::new(self.faults.dropped_wait, *copy_share),
             delays: Delays::new(&self.faults),
             shadow: Shadow::new(self.arena_bytes),
             arrivals: Vec::new(),

@@ -188,7 +188,8 @@ pub(crate) fn simulated(
             machine.copy_seconds(bytes, segments)
         })
         .collect();
-    SimDevice::new(arena_bytes, SimCosts { op_seconds, copy_seconds }, faults)
+    let costs = SimCosts { op_seconds, copy_seconds, copy_share: machine.copy_share() };
+    SimDevice::new(arena_bytes, costs, faults)
 }
 
 impl Placed {

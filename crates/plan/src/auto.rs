@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::named;
 use crate::residency::{self, Residents};
 use crate::schedule::{Begin, Items, Schedule, resident, streamed, uses};
-use crate::simulate::walk;
+use crate::simulate::{Costs, walk};
 use crate::types::CopyEntry;
 use crate::units::{Cut, caps};
 
@@ -221,7 +221,12 @@ fn cost(facts: &Facts<'_>, schedule: &Schedule, lanes: &Lanes) -> f64 {
     let copy_seconds: Vec<f64> =
         schedule.holds.iter().map(|hold| cut.units[hold.unit as usize].seconds).collect();
     let visit_seconds: Vec<f64> = cut.visits.iter().map(|visit| visit.seconds).collect();
-    let timeline = walk(&lanes.copies, &lanes.computes, &copy_seconds, &visit_seconds);
+    let costs = Costs {
+        copy_seconds: &copy_seconds,
+        visit_seconds: &visit_seconds,
+        copy_share: facts.copy_share,
+    };
+    let timeline = walk(&lanes.copies, &lanes.computes, &costs);
     let busy = |copies: &[CopyEntry]| -> f64 {
         copies.iter().map(|copy| copy_seconds[copy.load as usize]).sum()
     };

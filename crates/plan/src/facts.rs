@@ -75,6 +75,8 @@ pub(crate) struct Facts<'g> {
     pub(crate) workspace_bytes: Vec<u64>,
     /// Seconds of each op.
     pub(crate) op_seconds: Vec<f64>,
+    /// Share of the compute lane's speed that a copy in flight takes.
+    pub(crate) copy_share: f64,
     /// Live tensors and workspace at each op, rounded.
     pub(crate) activation_bytes: Vec<u64>,
     /// Weights that ops read, in order of their first reader, then of their place in the graph.
@@ -127,6 +129,7 @@ impl<'g> Facts<'g> {
             tensor_spans,
             workspace_bytes,
             op_seconds,
+            copy_share: share(machine.copy_share()),
             activation_bytes,
             weights,
             op_weights,
@@ -144,6 +147,11 @@ impl<'g> Facts<'g> {
 /// A time that arithmetic can rely on: not negative, not infinite.
 pub(crate) fn seconds(seconds: f64) -> f64 {
     if seconds.is_finite() && seconds > 0.0 { seconds } else { 0.0 }
+}
+
+/// A share that arithmetic can rely on.
+pub(crate) fn share(share: f64) -> f64 {
+    if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) }
 }
 
 /// Bytes alive at each op: `base` plus what `spans` keep.

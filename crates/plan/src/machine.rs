@@ -35,4 +35,11 @@ pub trait Machine {
 
     /// Seconds of one copy of `bytes` in `segments` pieces on the copy lane.
     fn copy_seconds(&self, bytes: u64, segments: u64) -> f64;
+
+    /// What a copy costs the compute lane: the share of its speed, 0 to 1, that ops lose while one is in flight.
+    ///
+    /// About 0 on a card with copy engines of its own; much on a CPU whose workers fill the cores that copy.
+    fn copy_share(&self) -> f64 {
+        0.0
+    }
 }

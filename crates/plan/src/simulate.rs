@@ -3,11 +3,17 @@
 //! A copy begins when the copy before it has ended and as many computes have ended as it waits for; a compute
 //! likewise. `exec` on the `sim` device keeps the same clock, so that prediction and run can be held against
 //! each other entry by entry.
+//!
+//! Where the lanes share what they run on, a copy in flight takes [`Machine::copy_share`] of the compute lane's
+//! speed. The lane is charged when it comes to the entry that waits for the copy: by then it is known how long the
+//! copy ran beside ops, and that share of the time is added to the lane's clock before the entry begins. Time that
+//! the lane would have waited anyway is not charged. So the lane's work is delayed by as much as was taken from it,
+//! at most as many entries late as the copy ran ahead; and each entry can be timed in the order of its lane.
 
 use plimsoll_graph::Graph;
 use serde::Serialize;
 
-use crate::facts::seconds;
+use crate::facts::{seconds, share};
 use crate::machine::Machine;
 use crate::types::{ComputeEntry, CopyEntry, Plan};
 
@@ -72,26 +78,69 @@ pub fn simulate(graph: &Graph, plan: &Plan, machine: &dyn Machine) -> Timeline {
             ops.iter().map(|op| seconds(machine.op_seconds(graph, op))).sum()
         })
         .collect();
-    let mut timeline = walk(&plan.copies, &plan.computes, &copy_seconds, &visit_seconds);
+    let costs = Costs {
+        copy_seconds: &copy_seconds,
+        visit_seconds: &visit_seconds,
+        copy_share: share(machine.copy_share()),
+    };
+    let mut timeline = walk(&plan.copies, &plan.computes, &costs);
     boundaries(plan, &mut timeline);
     traffic(plan, &payloads, &mut timeline);
     timeline
 }
 
+/// What entries cost.
+#[derive(Clone, Copy)]
+pub(crate) struct Costs<'a> {
+    /// By load.
+    pub(crate) copy_seconds: &'a [f64],
+    /// By visit.
+    pub(crate) visit_seconds: &'a [f64],
+    /// See [`Machine::copy_share`].
+    pub(crate) copy_share: f64,
+}
+
+/// What copies take from the compute lane.
+struct Charge {
+    share: f64,
+    /// When the compute lane was busy, ascending; what was charged is in it.
+    busy: Vec<(f64, f64)>,
+    /// The first time that may still be beside a copy to come.
+    next: usize,
+}
+
+impl Charge {
+    /// The lane was busy from `start` to `end`.
+    fn note(&mut self, start: f64, end: f64) {
+        match self.busy.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ if self.share > 0.0 => self.busy.push((start, end)),
+            _ => {}
+        }
+    }
+
+    /// Seconds that a copy took from the lane. Called with copies in order.
+    fn of(&mut self, (start, end): (f64, f64)) -> f64 {
+        // The last may yet grow.
+        while self.next + 1 < self.busy.len() && self.busy[self.next].1 <= start {
+            self.next += 1;
+        }
+        let beside = self.busy[self.next..].iter().take_while(|busy| busy.0 < end);
+        let seconds = beside.map(|busy| busy.1.min(end) - busy.0.max(start));
+        self.share * seconds.map(|seconds| seconds.max(0.0)).sum::<f64>()
+    }
+}
+
 /// Times of two lanes whose entries wait for each other's counts.
-pub(crate) fn walk(
-    copies: &[CopyEntry],
-    computes: &[ComputeEntry],
-    copy_seconds: &[f64],
-    visit_seconds: &[f64],
-) -> Timeline {
+pub(crate) fn walk(copies: &[CopyEntry], computes: &[ComputeEntry], costs: &Costs<'_>) -> Timeline {
     let mut timeline = Timeline {
         copies: Vec::with_capacity(copies.len()),
         computes: Vec::with_capacity(computes.len()),
         ..Timeline::default()
     };
+    let mut charge = Charge { share: costs.copy_share, busy: Vec::new(), next: 0 };
     let (mut copy_end, mut compute_end) = (0.0f64, 0.0f64);
-    let mut next = 0;
+    let (mut next, mut charged) = (0, 0);
     for compute in computes {
         while next < compute.needs as usize {
             let copy = &copies[next];
@@ -100,7 +149,7 @@ pub(crate) fn walk(
                 None => 0.0,
             };
             let start = copy_end.max(ready);
-            copy_end = start + copy_seconds[copy.load as usize];
+            copy_end = start + costs.copy_seconds[copy.load as usize];
             timeline.copies.push((start, copy_end));
             next += 1;
         }
@@ -108,8 +157,16 @@ pub(crate) fn walk(
             Some(last) => timeline.copies[last as usize].1,
             None => 0.0,
         };
+        if costs.copy_share > 0.0 && charged < compute.needs as usize {
+            let awaited = &timeline.copies[charged..compute.needs as usize];
+            let taken: f64 = awaited.iter().map(|copy| charge.of(*copy)).sum();
+            charged = compute.needs as usize;
+            charge.note(compute_end, compute_end + taken);
+            compute_end += taken;
+        }
         let start = compute_end.max(ready);
-        compute_end = start + visit_seconds[compute.visit as usize];
+        compute_end = start + costs.visit_seconds[compute.visit as usize];
+        charge.note(start, compute_end);
         timeline.computes.push((start, compute_end));
     }
     timeline.seconds_total = copy_end.max(compute_end);

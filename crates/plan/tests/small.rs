@@ -53,6 +53,7 @@ fn machine(copy_seconds: f64, op_seconds: f64) -> FlatMachine {
         copy_seconds_latency: 0.0,
         workspace_divisor: 0,
         reserved_bytes: 0,
+        copy_share: 0.0,
     }
 }
 
@@ -99,6 +100,25 @@ fn a_step_takes_the_longer_of_copying_and_computing() {
     near(timeline.seconds_per_step, 2.0);
     assert_eq!(timeline.copied_bytes_per_step, 0);
     assert_eq!(timeline.copied_bytes, 9 * BLOCK_BYTES);
+}
+
+#[test]
+fn a_copy_takes_its_share_of_the_compute_lane() {
+    let graph = chain(8, 6);
+    let seconds = |copy, op, copy_share, line| {
+        let machine = FlatMachine { copy_share, ..machine(copy, op) };
+        run(&graph, &machine, line).1.seconds_per_step
+    };
+    // All copies are hidden behind ops, at the price of their share.
+    near(seconds(0.25, 1.0, 0.5, slots(2)), 8.0 * 1.125);
+    // Where a copy beside ops takes as long as one in between, a block stays in place of the second slot.
+    near(seconds(0.25, 1.0, 1.0, slots(2)), 8.0 + 7.0 * 0.25);
+    // A share of more than all, or none at all, is taken for the nearest that makes sense.
+    near(seconds(0.25, 1.0, 7.0, slots(2)), 8.0 + 7.0 * 0.25);
+    near(seconds(0.25, 1.0, f64::NAN, slots(2)), 8.0);
+    // Where ops wait for copies, and where nothing is copied, there is nothing to take.
+    near(seconds(1.0, 0.25, 0.5, slots(2)), 8.0);
+    near(seconds(1.0, 0.25, 0.5, Line::Max), 2.0);
 }
 
 #[test]

@@ -33,6 +33,7 @@ fn machine(rng: &mut Rng) -> FlatMachine {
         copy_bytes_per_second: 1e9 * rng.within(1, 50) as f64,
         flops_per_second: 1e9 * rng.within(1, 1000) as f64,
         copy_seconds_latency: 1e-9 * rng.within(0, 1000) as f64,
+        copy_share: [0.0, 0.006, 0.5, 1.0][below(rng, 4)],
         reserved_bytes: rng.within(0, 1) * rng.within(0, 1 << 20),
         ..FlatMachine::server()
     }

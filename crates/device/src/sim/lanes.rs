@@ -3,6 +3,9 @@
 //! Copies and ops take a ticket from their lane, 1, 2, 3 and so on. A signal remembers how many tickets its
 //! lane had given; who waits for it has *seen* them: everything up to that ticket is ordered before all that
 //! follows in the waiting lane. With two lanes in order this one number a lane is a whole vector clock.
+//!
+//! Where the lanes share what they run on, a copy takes a share of the compute lane's time while it runs beside ops.
+//! The lane's clock is set forward by it when the lane waits for the copy: before, it is not known what ran beside it.
 
 use crate::contract::{DeviceError, Lane};
 use crate::sim::SimFaults;
@@ -33,6 +36,42 @@ pub(super) struct Lanes {
     host_seconds: f64,
     waits: u64,
     dropped_wait: Option<u64>,
+    taken: Taken,
+}
+
+/// What copies take from the compute lane.
+#[derive(Debug, Default)]
+struct Taken {
+    share: f64,
+    /// Begin and end of each copy, by ticket.
+    copies: Vec<(f64, f64)>,
+    /// Copies that the compute lane has paid for.
+    paid: usize,
+    /// When the compute lane was busy, ascending and apart.
+    busy: Vec<(f64, f64)>,
+}
+
+impl Taken {
+    fn note_busy(&mut self, start: f64, end: f64) {
+        match self.busy.last_mut() {
+            Some(last) if start <= last.1 => last.1 = end,
+            _ => self.busy.push((start, end)),
+        }
+    }
+
+    /// Seconds that the copies up to a ticket took from the compute lane, those that are paid for left out.
+    fn pay(&mut self, tickets: usize) -> f64 {
+        let tickets = tickets.min(self.copies.len());
+        let mut seconds = 0.0;
+        for &(start, end) in self.copies.get(self.paid..tickets).unwrap_or_default() {
+            let first = self.busy.partition_point(|busy| busy.1 <= start);
+            for busy in self.busy[first..].iter().take_while(|busy| busy.0 < end) {
+                seconds += busy.1.min(end) - busy.0.max(start);
+            }
+        }
+        self.paid = self.paid.max(tickets);
+        seconds * self.share
+    }
 }
 
 /// A program or caller that breaks the contract.
@@ -48,9 +87,15 @@ fn name(lane: Lane) -> &'static str {
 }
 
 impl Lanes {
-    pub(super) fn new(dropped_wait: Option<u64>) -> Self {
-        let (copy, compute) = (State::default(), State::default());
-        Self { copy, compute, host_seconds: 0.0, waits: 0, dropped_wait }
+    pub(super) fn new(dropped_wait: Option<u64>, copy_share: f64) -> Self {
+        Self {
+            copy: State::default(),
+            compute: State::default(),
+            host_seconds: 0.0,
+            waits: 0,
+            dropped_wait,
+            taken: Taken { share: copy_share, ..Taken::default() },
+        }
     }
 
     fn state(&mut self, lane: Lane) -> &mut State {
@@ -67,7 +112,12 @@ impl Lanes {
         let start = state.seconds.max(host_seconds) + delay;
         state.seconds = start + seconds;
         state.given += 1;
-        (Ticket { number: state.given, seen: state.seen }, start, state.seconds)
+        let (ticket, end) = (Ticket { number: state.given, seen: state.seen }, state.seconds);
+        match lane {
+            Lane::Copy => self.taken.copies.push((start, end)),
+            Lane::Compute => self.taken.note_busy(start, end),
+        }
+        (ticket, start, end)
     }
 
     pub(super) fn signal(&mut self, lane: Lane) {
@@ -85,6 +135,14 @@ impl Lanes {
         let position = self.waits;
         self.waits += 1;
         if self.dropped_wait != Some(position) {
+            if lane == Lane::Compute {
+                let taken = self.taken.pay(usize::try_from(tickets).unwrap_or(usize::MAX));
+                let begin = self.compute.seconds;
+                self.compute.seconds += taken;
+                if taken > 0.0 {
+                    self.taken.note_busy(begin, self.compute.seconds);
+                }
+            }
             let state = self.state(lane);
             state.seconds = state.seconds.max(seconds);
             state.seen = state.seen.max(tickets);

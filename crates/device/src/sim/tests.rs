@@ -77,7 +77,7 @@ fn drive(queue: &dyn Queue) -> Result<(), DeviceError> {
 fn costs(op: f64, copy: f64) -> SimCosts {
     let mut op_seconds = vec![op; BLOCKS as usize + 2];
     (op_seconds[0], op_seconds[BLOCKS as usize + 1]) = (0.0, 0.0);
-    SimCosts { op_seconds, copy_seconds: vec![copy; BLOCKS as usize] }
+    SimCosts { op_seconds, copy_seconds: vec![copy; BLOCKS as usize], copy_share: 0.0 }
 }
 
 fn run(device: &mut SimDevice, program: &Program<'_>) -> Result<RunStats, DeviceError> {
@@ -110,6 +110,23 @@ fn times_are_those_of_hand_calculation() {
     // Copies that cost nothing: the ops alone.
     device.set_costs(costs(2.0, 0.0));
     assert_eq!(run(&mut device, &program).expect("runs").seconds, count * 2.0);
+}
+
+#[test]
+fn a_copy_takes_its_share_of_the_ops_beside_it() {
+    let source = [0u8; 256];
+    let program = two_slots(&source);
+    let count = f64::from(BLOCKS * STEPS);
+    let seconds = |op, copy, copy_share| {
+        let costs = SimCosts { copy_share, ..costs(op, copy) };
+        let mut device = SimDevice::new(768, costs, SimFaults::default());
+        run(&mut device, &program).expect("runs").seconds
+    };
+    // Every copy but the first runs beside an op and takes half of its own time from it.
+    assert_eq!(seconds(4.0, 1.0, 0.5), 1.0 + count * 4.0 + (count - 1.0) * 0.5);
+    assert_eq!(seconds(4.0, 1.0, 1.0), 1.0 + count * 4.0 + (count - 1.0));
+    // Where ops wait for copies anyway there is nothing to take.
+    assert_eq!(seconds(1.0, 4.0, 0.5), count * 4.0 + 1.0);
 }
 
 #[test]
@@ -212,6 +229,7 @@ fn contents(program: &Program<'_>, copies: &[u32], ops: &[u32]) -> Result<RunSta
     let costs = SimCosts {
         op_seconds: vec![1.0; program.ops.len()],
         copy_seconds: vec![1.0; program.copies.len()],
+        copy_share: 0.0,
     };
     let mut device = SimDevice::new(4096, costs, SimFaults::default());
     let stats = device.run(program, &Control::default(), &mut |queue| {

@@ -30,6 +30,8 @@ pub struct FlatMachine {
     pub workspace_divisor: u64,
     /// Bytes of device memory beside the arena.
     pub reserved_bytes: u64,
+    /// Share of the compute lane's speed that a copy in flight takes.
+    pub copy_share: f64,
 }
 
 impl FlatMachine {
@@ -43,6 +45,7 @@ impl FlatMachine {
             copy_seconds_latency: 8e-6,
             workspace_divisor: 8,
             reserved_bytes: 0,
+            copy_share: 0.0,
         }
     }
 
@@ -56,6 +59,7 @@ impl FlatMachine {
             copy_seconds_latency: 8e-6,
             workspace_divisor: 8,
             reserved_bytes: 0,
+            copy_share: 0.0,
         }
     }
 }
@@ -91,5 +95,9 @@ impl Machine for FlatMachine {
 
     fn copy_seconds(&self, bytes: u64, _segments: u64) -> f64 {
         self.copy_seconds_latency + bytes as f64 / self.copy_bytes_per_second
+    }
+
+    fn copy_share(&self) -> f64 {
+        self.copy_share
     }
 }

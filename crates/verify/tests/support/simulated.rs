@@ -13,6 +13,7 @@ pub fn run(graph: &Graph, plan: &Plan, faults: SimFaults) -> Result<RunStats, De
     let costs = SimCosts {
         op_seconds: vec![1.0; graph.ops.len()],
         copy_seconds: vec![1.5; plan.loads.len()],
+        copy_share: 0.25,
     };
     run_with(graph, plan, costs, faults)
 }
@@ -30,6 +31,7 @@ pub fn costs(graph: &Graph, plan: &Plan, machine: &dyn Machine) -> SimCosts {
     SimCosts {
         op_seconds: graph.ops.iter().map(|op| machine.op_seconds(graph, op)).collect(),
         copy_seconds: plan.loads.iter().map(copy).collect(),
+        copy_share: machine.copy_share(),
     }
 }
 
