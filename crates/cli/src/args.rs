@@ -24,6 +24,8 @@ pub(crate) enum Verb {
     Plan(PlanArgs),
     /// Tell what a checkpoint file or folder holds; reads headers only
     Inspect(InspectArgs),
+    /// Write a full-size checkpoint of random weights, to measure without the real ones
+    Synth(SynthArgs),
 }
 
 /// What is drawn, and under which line.
@@ -119,6 +121,22 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SynthArgs {
+    /// Model whose shapes are taken: flux.1-dev or flux.1-schnell (33 GB either)
+    #[arg(long, value_name = "NAME", default_value = "flux.1-dev")]
+    pub(crate) model: String,
+    /// Folder that the checkpoint is written to; it must be empty or absent
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Seed of the weights
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Pipeline folder whose tokenizers are taken over [default: the demo model's]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizers: Option<PathBuf>,
 }
 
 /// A line as typed, parsed when the arguments are.

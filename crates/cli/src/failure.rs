@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use plimsoll_pipeline::{Kind, PipelineError};
-use plimsoll_weights::WeightsError;
+use plimsoll_weights::{WeightsError, WriteError};
 
 use crate::out;
 
@@ -18,6 +18,10 @@ pub(crate) enum Failure {
     Usage(String),
     #[error("cannot write {path}: {cause}")]
     Write { path: String, cause: std::io::Error },
+    #[error("cannot read {path}: {cause}")]
+    Read { path: String, cause: std::io::Error },
+    #[error(transparent)]
+    WriteWeights(#[from] WriteError),
 }
 
 impl Failure {
@@ -25,8 +29,9 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Weights(_) => 4,
-            Self::Write { .. } => 5,
+            Self::Weights(_) | Self::Read { .. } => 4,
+            Self::WriteWeights(WriteError::Cancelled) => 130,
+            Self::Write { .. } | Self::WriteWeights(_) => 5,
             Self::Pipeline(error) => match error.kind() {
                 Kind::Usage => 2,
                 Kind::Infeasible => 3,

@@ -1,11 +1,8 @@
 //! `plimsoll generate`: a prompt to a picture.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
 use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
 use plimsoll_plan::simulate;
@@ -14,11 +11,10 @@ use serde_json::{Value, json};
 use crate::args::{DeviceName, GenerateArgs};
 use crate::failure::Failure;
 use crate::progress::Bar;
-use crate::{model, out, request, trace};
+use crate::{interrupt, model, out, request, trace};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control);
+    let control = interrupt::control();
     let paths = output_paths(args)?;
     check_outputs(args, &paths)?;
 
@@ -48,7 +44,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         out::notice(notice);
     }
     let model = placed.assembled().defaults().name.clone();
-    WRITING.store(true, Ordering::SeqCst);
+    interrupt::writing();
     write_pictures(&placed, &generated, &prompt, &paths, &model)?;
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
@@ -60,9 +56,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         out::result(&summary.text(&paths))
     }
 }
-
-/// Pictures are being written, which takes no time worth stopping and must not be cut short.
-static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// Every file that the run will write can be written, and none is another.
 fn check_outputs(args: &GenerateArgs, paths: &[PathBuf]) -> Result<(), Failure> {
@@ -78,20 +71,6 @@ fn check_outputs(args: &GenerateArgs, paths: &[PathBuf]) -> Result<(), Failure> 
         return Err(Failure::Usage(what));
     }
     Ok(())
-}
-
-/// First Ctrl-C: the run stops within one block and leaves nothing behind. Second: at once.
-fn stop_on_signal(control: &Arc<Control>) {
-    let control = Arc::clone(control);
-    let set = ctrlc::set_handler(move || {
-        if control.is_cancelled() && !WRITING.load(Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-        control.cancel();
-    });
-    if let Err(error) = set {
-        out::notice(&format!("Ctrl-C will end the program at once: {error}"));
-    }
 }
 
 /// The output's own name, or one a seed.

@@ -10,11 +10,13 @@ mod demo;
 mod failure;
 mod generate;
 mod inspect;
+mod interrupt;
 mod model;
 mod out;
 mod plan;
 mod progress;
 mod request;
+mod synth;
 mod trace;
 
 use std::process::ExitCode;
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
+        Verb::Synth(args) => synth::run(&args),
     });
     match done {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! The bar: stage, step, seconds a step, bytes streamed, time left. Silent where nobody watches.
+//! Bars: stage, step, seconds a step, bytes streamed, time left. Silent where nobody watches.
 
 use std::io::IsTerminal;
 
@@ -55,6 +55,36 @@ impl Bar {
         self.bar.set_message(message);
         #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "0 to PARTS")]
         self.bar.set_position((share * PARTS as f64) as u64);
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A bar for bytes that are written, which any thread may move.
+pub(crate) struct ByteBar {
+    bar: ProgressBar,
+}
+
+impl ByteBar {
+    /// A bar of `total` bytes on standard error, or nothing where nobody watches.
+    pub(crate) fn new(total: u64) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        if !std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let template = "[{bar:32}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar }
+    }
+
+    /// Moves the bar to `done` bytes.
+    pub(crate) fn show(&self, done: u64) {
+        self.bar.set_position(done);
     }
 
     /// Takes the bar away.

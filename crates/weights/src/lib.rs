@@ -16,6 +16,8 @@
 //!   allocation over a small multiple of the caps;
 //! - a tensor of a catalog lies in range of its file, and no two tensors of a file overlap.
 //!
+//! [`write_safetensors`] is the other direction, for files of our own.
+//!
 //! Not here: mapping or reading weights (`host`), and what a model does with them (`models`).
 
 #![forbid(unsafe_code)]
@@ -40,6 +42,7 @@ mod sniff;
 mod source;
 mod text;
 mod transformer;
+mod write;
 
 pub use catalog::{Blob, Catalog, Entry, FileIdentity, Piece};
 pub use checkpoint::{Checkpoint, open_embedded, open_folder};
@@ -53,3 +56,4 @@ pub use inspect::inspect;
 pub use layout::{Architecture, Layout};
 pub use report::{ComponentReport, DTypeReport, FileReport, Report};
 pub use transformer::open_transformer_file;
+pub use write::{NewTensor, PIECE_BYTES, WriteError, write_safetensors};
