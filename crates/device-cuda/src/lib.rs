@@ -15,9 +15,28 @@
 
 #![deny(clippy::multiple_unsafe_ops_per_block)]
 
+mod arena;
+mod card;
+mod device;
 pub mod dnn;
+mod driver;
 mod error;
+mod host_memory;
+mod kernels;
+mod lanes;
 pub mod loader;
 pub mod lt;
+mod machine;
+mod meter;
+mod prepare;
+pub mod profile;
+mod ring;
+mod signals;
 
+pub use card::{Card, CardOptions};
+pub use device::CudaDevice;
 pub use error::CudaError;
+pub use host_memory::HostOptions;
+pub use host_memory::probe::{Probing, probe_child};
+pub use machine::CudaMachine;
+pub use meter::MeterKind;

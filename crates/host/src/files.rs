@@ -42,6 +42,18 @@ pub struct SharedMapping {
 }
 
 impl SharedMapping {
+    /// Maps a file as it is now.
+    ///
+    /// # Errors
+    /// As [`HostFiles::open`].
+    pub fn open(path: &Path) -> Result<Self, HostError> {
+        let io = |source| HostError::Io { path: path.to_owned(), action: "open the file", source };
+        let metadata = fs::metadata(path).map_err(io)?;
+        let identity = FileIdentity::of(&metadata);
+        let file = Arc::new(MappedFile::open(path, metadata.len(), identity)?);
+        Ok(Self { file })
+    }
+
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
         &self.file.mapping

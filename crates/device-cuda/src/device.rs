@@ -1,0 +1,201 @@
+//! A card as a device: one arena, programs one after the other.
+
+use plimsoll_cuda_kernels::bound_shapes;
+use plimsoll_cuda_kernels::workspace_bytes;
+use plimsoll_device::cpu::{Limits, check_program};
+use plimsoll_device::{Control, Device, DeviceError, Mat, Program, Queue, RunStats};
+use plimsoll_graph::OpKind;
+use plimsoll_host::SharedMapping;
+
+use crate::CudaError;
+use crate::arena::{self, Arena};
+use crate::card::Card;
+use crate::host_memory::HostMemory;
+use crate::lanes::{Parts, Run};
+use crate::prepare::{Place, Prepared};
+use crate::signals::lock;
+
+/// Name of the device, as `--device` takes it.
+const NAME: &str = "cuda";
+
+/// A device made of an arena on a card.
+///
+/// Device memory: [`CudaDevice::taken_bytes`] beside what [`Card::reserved_bytes`] says. Host memory: a row of
+/// pinned windows if a program needs them, a buffer for inputs and outputs, and the pages of mapped files that are
+/// lent to the card.
+#[derive(Debug)]
+pub struct CudaDevice {
+    arena: Arena,
+    /// Before the card: pages are taken back while the context lives.
+    host: HostMemory,
+    card: Card,
+    /// Why the card cannot be used any more.
+    lost: Option<String>,
+}
+
+impl CudaDevice {
+    /// Takes an arena of `arena_bytes` as one plain allocation, filled with a pattern.
+    ///
+    /// # Errors
+    /// [`CudaError::Busy`] if that much is not free, or the driver's failure.
+    pub fn new(card: Card, arena_bytes: u64) -> Result<Self, CudaError> {
+        card.context.enter()?;
+        let needed = arena::taken_bytes(arena_bytes).unwrap_or(u64::MAX);
+        card.require_free(needed)?;
+        let arena = Arena::new(&card.context, &card.kernels, &card.streams[1], arena_bytes)
+            .map_err(|error| match (&error, card.free_bytes()) {
+                // Free, but not in one piece, or taken by another process a moment ago.
+                (CudaError::Driver { call: "cuMemAlloc_v2", code: 2, .. }, Ok(free_bytes)) => {
+                    let total_bytes = card.total_bytes();
+                    CudaError::Busy { needed_bytes: needed, free_bytes, total_bytes }
+                }
+                _ => error,
+            })?;
+        let host = HostMemory::new(&card.context, card.index, card.host.clone());
+        Ok(Self { arena, host, card, lost: None })
+    }
+
+    /// Bytes of the device that an arena of `arena_bytes` takes: with the step counter, in granules of 2 MiB.
+    pub fn taken_bytes(arena_bytes: u64) -> Option<u64> {
+        arena::taken_bytes(arena_bytes)
+    }
+
+    /// The card.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Says which mapped files programs will copy from, so that their pages can be lent to the card; files that
+    /// were given before and are not here are let go. To be called before the first run, and with an empty list
+    /// before the files are to be unmapped for good.
+    ///
+    /// The files are tried in a child process, which takes a context of its own for a moment: where device memory
+    /// is scarce, [`Card::try_files`] does that before the arena is taken.
+    pub fn set_mappings(&mut self, mappings: &[SharedMapping]) {
+        self.host.set_mappings(mappings);
+    }
+
+    /// What went another way than the best, one line each, since the device was made.
+    pub fn notices(&self) -> &[String] {
+        self.host.notices()
+    }
+
+    /// Bytes of mapped files that are lent to the card; each GiB costs the card 2 MiB that are booked on no process.
+    pub fn registered_bytes(&self) -> u64 {
+        self.host.registered_bytes()
+    }
+
+    /// Fills the arena with its pattern again: what was touched before no longer counts in
+    /// [`RunStats::high_water_bytes`].
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub fn reset_pattern(&mut self) -> Result<(), CudaError> {
+        self.card.context.enter()?;
+        self.arena.fill(&self.card.kernels, &self.card.streams[1])
+    }
+
+    /// One past the highest byte touched since the arena was filled, rounded up to 256.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub fn high_water_bytes(&mut self) -> Result<u64, CudaError> {
+        self.card.context.enter()?;
+        self.arena.high_water_bytes(&self.card.kernels, &self.card.streams[1])
+    }
+
+    /// Everything of a run but the bookkeeping of a lost card.
+    fn run_program(
+        &mut self,
+        program: &Program<'_>,
+        control: &Control,
+        drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<RunStats, DeviceError> {
+        let backends = self.card.backends();
+        let workspace_bytes = |op: &OpKind<Mat, Mat>| workspace_bytes(&bound_shapes(op), backends);
+        let limits =
+            Limits { device: NAME, workspace_bytes: &workspace_bytes, head_dim_max: u64::MAX };
+        check_program(program, self.arena.bytes(), &limits)?;
+        self.card.context.enter()?;
+        let place = Place {
+            base: self.arena.base(),
+            arena_bytes: self.arena.bytes(),
+            step_counter: self.arena.step_counter(),
+        };
+        let Card { kernels, libraries, .. } = &self.card;
+        let prepared = Prepared::new(program, place, kernels, libraries, backends)?;
+        let copies = self.host.prepare(program)?;
+        self.host.reserve_transfer(prepared.host_bytes);
+        let mut transfer = std::ptr::null_mut();
+        if let Some(buffer) = self.host.transfer() {
+            // SAFETY: streams are empty between runs.
+            prepared.fill_inputs(program, unsafe { buffer.as_mut_slice() })?;
+            transfer = buffer.base();
+        }
+        self.card.signals.iter_mut().for_each(crate::signals::Signals::reset);
+        let [copy_stream, compute_stream] = &self.card.streams;
+        let [copy_signals, compute_signals] = &self.card.signals;
+        let parts = Parts {
+            context: &self.card.context,
+            libraries: &self.card.libraries,
+            prepared: &prepared,
+            copies: &copies,
+            windows: self.host.windows(),
+            streams: [copy_stream, compute_stream],
+            signals: [copy_signals, compute_signals],
+            base: place.base,
+            step_counter: place.step_counter,
+            transfer,
+        };
+        let run = Run::new(parts, &self.card.context, program, control)?;
+        let went = run.go(drive);
+        // Whatever happened: nothing may be in flight when the borrowed host memory goes.
+        let emptied = self.card.synchronize();
+        went?;
+        emptied?;
+        let mut stats = run.stats()?;
+        if let Some(buffer) = self.host.transfer() {
+            // SAFETY: the streams are empty.
+            let bytes = unsafe { buffer.as_mut_slice() };
+            for (output, range) in prepared.outputs() {
+                lock(&program.outputs[output].bytes).copy_from_slice(&bytes[range]);
+            }
+        }
+        stats.high_water_bytes =
+            self.arena.high_water_bytes(&self.card.kernels, &self.card.streams[1])?;
+        Ok(stats)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Memory is given back only when nothing uses it. A failure has been met by the last run, or has no reader.
+        let _ = self.card.context.enter().and_then(|()| self.card.synchronize());
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+
+    fn run(
+        &mut self,
+        program: &Program<'_>,
+        control: &Control,
+        drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<RunStats, DeviceError> {
+        if let Some(cause) = &self.lost {
+            return Err(CudaError::Poisoned { cause: cause.clone() }.into());
+        }
+        let result = self.run_program(program, control, drive);
+        if let Err(DeviceError::Driver { is_lost: true, cause, .. }) = &result {
+            self.lost = Some(cause.clone());
+        }
+        result
+    }
+}

@@ -1,0 +1,305 @@
+//! Whether pages of a file can be lent to the card: tried in a child process, because on one machine a
+//! registration never came back.
+//!
+//! The child is this very program, started again with a hidden first argument that [`probe_child`] answers; it
+//! makes a context, maps each file as `host` does, lends its first and last pages, copies them to the card and
+//! back, and says one line a file. A file whose line does not come in time is unfit, and so is one whose bytes
+//! come back changed. Results are kept by the file's identity for the life of the process.
+//!
+//! The child's context takes device memory while it lives: files are given to a device before its arena is taken.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use plimsoll_host::{FileIdentity, SharedMapping};
+
+use crate::CudaError;
+use crate::driver::{self, Context, DeviceMemory, Ordinal, PinnedMemory, Rows, Stream};
+use crate::signals::lock;
+
+/// The hidden argument.
+const ARGUMENT: &str = "__plimsoll-try-registration";
+
+/// How long a file may take.
+const FILE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a context may take.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Bytes that are tried at each end of a file.
+const TRIED_BYTES: usize = 4 << 20;
+
+/// How files are found fit for being lent to the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probing {
+    /// This program is started again; its `main` calls [`probe_child`] first.
+    ThisProgram,
+    /// Another program that does.
+    Program(PathBuf),
+    /// Every file is taken for fit.
+    Skip,
+}
+
+/// Why a file is unfit.
+pub(crate) type Verdict = Result<(), String>;
+
+/// What is known of files.
+static KNOWN: Mutex<Option<HashMap<FileIdentity, Verdict>>> = Mutex::new(None);
+
+/// Answers the hidden argument of a child process; `None` if this process is none. To be called first in `main`,
+/// with the arguments after the program's name.
+pub fn probe_child(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut arguments = arguments.into_iter();
+    if arguments.next()? != ARGUMENT {
+        return None;
+    }
+    let index = arguments.next().and_then(|text| text.to_str()?.parse().ok());
+    Some(match index.and_then(|index| answer(index, arguments).ok()) {
+        Some(()) => ExitCode::SUCCESS,
+        None => ExitCode::FAILURE,
+    })
+}
+
+fn answer(index: u32, paths: impl Iterator<Item = OsString>) -> Result<(), CudaError> {
+    let say = |line: &str| {
+        let mut out = std::io::stdout().lock();
+        // A parent that has gone needs no answer.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    };
+    driver::load()?;
+    let context = Context::new(Ordinal::new(index)?)?;
+    say("ready");
+    for path in paths {
+        match try_file(&context, Path::new(&path)) {
+            Ok(()) => say("fit"),
+            // One line, whatever the error says.
+            Err(cause) => say(&format!("unfit {}", cause.replace(['\n', '\r'], " "))),
+        }
+    }
+    Ok(())
+}
+
+/// Lends the first and last pages of a file, and copies them to the card and back.
+fn try_file(context: &std::sync::Arc<Context>, path: &Path) -> Result<(), String> {
+    let mapping = SharedMapping::open(path).map_err(|error| error.to_string())?;
+    let bytes = mapping.bytes();
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let last = bytes.len().saturating_sub(TRIED_BYTES).max(TRIED_BYTES.min(bytes.len()));
+    for range in [&bytes[..TRIED_BYTES.min(bytes.len())], &bytes[last..]] {
+        if !range.is_empty() {
+            // SAFETY: the mapping lives to the end of this function, and the range is taken back right below.
+            unsafe { driver::register(range) }.map_err(|error| error.to_string())?;
+            let tried = round_trip(context, range);
+            let back = driver::unregister(range.as_ptr());
+            if !tried.and_then(|same| back.map(|()| same)).map_err(|error| error.to_string())? {
+                return Err("other bytes arrived on the card".to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn round_trip(context: &std::sync::Arc<Context>, range: &[u8]) -> Result<bool, CudaError> {
+    let device = DeviceMemory::new(context, range.len() as u64)?;
+    let back = PinnedMemory::new(context, range.len())?;
+    let stream = Stream::new(context)?;
+    // SAFETY: `device` has that size, and all three live until the stream is empty.
+    unsafe { stream.copy_in(device.base(), range.as_ptr(), range.len()) }?;
+    let rows = Rows { rows: 1, row_bytes: range.len(), pitch_bytes: range.len() };
+    // SAFETY: as above.
+    unsafe { stream.copy_rows_out(back.base(), device.base(), rows) }?;
+    stream.synchronize()?;
+    // SAFETY: pinned memory of that length, which the stream has written and left.
+    Ok(unsafe { std::slice::from_raw_parts(back.base(), range.len()) } == range)
+}
+
+/// A verdict for each mapping, in order.
+pub(crate) fn fit(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Vec<Verdict> {
+    let program = match probing {
+        Probing::Skip => return vec![Ok(()); mappings.len()],
+        Probing::Program(program) => Ok(program.clone()),
+        Probing::ThisProgram => std::env::current_exe().map_err(|error| error.to_string()),
+    };
+    let program = match program {
+        Ok(program) => program,
+        Err(cause) => return vec![Err(cause); mappings.len()],
+    };
+    let mut known = lock(&KNOWN);
+    let known = known.get_or_insert_default();
+    let mut unknown: Vec<&SharedMapping> = Vec::new();
+    for mapping in mappings {
+        let identity = mapping.identity();
+        let is_new = !unknown.iter().any(|other| other.identity() == identity);
+        if is_new && !known.contains_key(&identity) {
+            unknown.push(mapping);
+        }
+    }
+    let paths: Vec<&Path> = unknown.iter().map(|mapping| mapping.path()).collect();
+    for (mapping, verdict) in unknown.iter().zip(try_all(&program, index, &paths)) {
+        known.insert(mapping.identity(), verdict);
+    }
+    let unsaid = || Err("it was not tried".to_owned());
+    mappings.iter().map(|m| known.get(&m.identity()).cloned().unwrap_or_else(unsaid)).collect()
+}
+
+/// Asks children until each file has its verdict; a file that a child hangs or dies on is unfit.
+fn try_all(program: &Path, index: u32, paths: &[&Path]) -> Vec<Verdict> {
+    let mut verdicts = Vec::with_capacity(paths.len());
+    while verdicts.len() < paths.len() {
+        let rest = &paths[verdicts.len()..];
+        let before = verdicts.len();
+        let end = ask(program, index, rest, &mut verdicts);
+        if let Err(end) = end {
+            let is_start = matches!(end, End::NoStart(_));
+            let (End::NoStart(cause) | End::Stopped(cause)) = end;
+            let lost = if is_start { paths.len() - verdicts.len() } else { 1 };
+            verdicts.extend(std::iter::repeat_n(Err(cause), lost));
+        }
+        debug_assert!(verdicts.len() > before, "every child answers for a file");
+    }
+    verdicts
+}
+
+/// How a child ended before it had answered for all.
+enum End {
+    /// It never made a context.
+    NoStart(String),
+    /// On the file that comes next.
+    Stopped(String),
+}
+
+/// Starts a child for `paths` and adds a verdict for each that it answers for.
+fn ask(
+    program: &Path,
+    index: u32,
+    paths: &[&Path],
+    verdicts: &mut Vec<Verdict>,
+) -> Result<(), End> {
+    let mut command = Command::new(program);
+    command.arg(ARGUMENT).arg(index.to_string()).args(paths);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command
+        .spawn()
+        .map_err(|error| End::NoStart(format!("cannot start a process to try it: {error}")))?;
+    let lines = lines_of(&mut child);
+    let answered = hear(&lines, paths.len(), verdicts);
+    finish(child);
+    answered
+}
+
+fn hear(lines: &Receiver<String>, files: usize, verdicts: &mut Vec<Verdict>) -> Result<(), End> {
+    let next = |limit: Duration, what: &str| match lines.recv_timeout(limit) {
+        Ok(line) => Ok(line),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(format!("{what} took more than {} s", limit.as_secs()))
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(format!("{what} ended the process")),
+    };
+    let first = next(START_LIMIT, "a context in another process").map_err(End::NoStart)?;
+    if first != "ready" {
+        return Err(End::NoStart("the program does not answer".to_owned()));
+    }
+    for _ in 0..files {
+        let line = next(FILE_LIMIT, "trying it").map_err(End::Stopped)?;
+        verdicts.push(match line.strip_prefix("unfit ") {
+            Some(cause) => Err(cause.to_owned()),
+            None if line == "fit" => Ok(()),
+            None => Err("the program does not answer".to_owned()),
+        });
+    }
+    Ok(())
+}
+
+/// A thread that hands on the child's lines; it ends with the child.
+fn lines_of(child: &mut Child) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    if let Some(out) = child.stdout.take() {
+        std::thread::spawn(move || {
+            let lines = BufReader::new(out).lines();
+            // Ends when the child does, or when nobody listens any more.
+            for line in lines.map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    receiver
+}
+
+/// Ends a child; one that hangs in the kernel is left to a thread that waits for it.
+fn finish(mut child: Child) {
+    let begin = Instant::now();
+    // A child that has answered ends by itself within moments.
+    while begin.elapsed() < Duration::from_secs(2) {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        if begin.elapsed() > Duration::from_millis(500) {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+        }
+    }
+    std::thread::spawn(move || child.wait());
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+
+    use super::*;
+
+    /// A program that behaves as told by the names of its files.
+    fn stand_in(folder: &Path) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = folder.join("child");
+        let script = "#!/bin/sh\n[ \"$1\" = __plimsoll-try-registration ] || exit 3\nshift 2\necho ready\n\
+            for f; do case \"$f\" in *good) echo fit;; *bad) echo unfit it is odd;; *die) exit 1;; \
+            *hang) exec sleep 60;; *) echo what;; esac; done\n";
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_child_that_hangs_or_dies_costs_its_own_file_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = stand_in(folder.path());
+        let paths = ["a.good", "b.bad", "c.die", "d.good", "e.hang", "f.other", "g.good"];
+        let paths: Vec<&Path> = paths.iter().map(Path::new).collect();
+        let begin = Instant::now();
+        let verdicts = try_all(&program, 0, &paths);
+        assert!(begin.elapsed() < FILE_LIMIT + Duration::from_secs(8));
+        let fit: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
+        assert_eq!(fit, [true, false, false, true, false, false, true]);
+        assert_eq!(verdicts[1], Err("it is odd".to_owned()));
+        assert_eq!(verdicts[2], Err("trying it ended the process".to_owned()));
+        assert_eq!(verdicts[4], Err("trying it took more than 5 s".to_owned()));
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_started_makes_all_unfit() {
+        let paths = [Path::new("a"), Path::new("b")];
+        let none = try_all(Path::new("/nonexistent/program"), 0, &paths);
+        assert!(none.iter().all(Result::is_err) && none.len() == 2);
+        let silent = try_all(Path::new("/bin/true"), 0, &paths);
+        let cause = "a context in another process ended the process".to_owned();
+        assert_eq!(silent, vec![Err(cause.clone()), Err(cause)]);
+    }
+
+    #[test]
+    fn other_arguments_are_not_a_childs() {
+        assert!(probe_child(Vec::new()).is_none());
+        assert!(probe_child(vec![OsString::from("generate")]).is_none());
+        assert!(probe_child(vec![OsString::from(ARGUMENT)]).is_some());
+    }
+}

@@ -1,0 +1,306 @@
+//! Copies through windows: reader threads fill pinned memory ahead of the card, casting where types differ.
+//!
+//! For what is not lent to the card: data built into the program, files that cannot be registered or have cold
+//! pages, and every copy that casts. A copy is cut into chunks of at most a window; chunks have sequence numbers in
+//! the order in which copies are announced, which is that of the copy lane, and number `s` uses window `s % W`.
+//!
+//! Relies on, for soundness:
+//! 1. a reader writes window `s % W` only for a number `s` that it alone has taken, after number `s - W` was
+//!    issued and its event, recorded behind its last copy, was passed by the card;
+//! 2. the copy lane issues number `s` only after its reader has said that it is filled;
+//! 3. windows outlive the run, and a run ends with its streams empty.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex};
+
+use plimsoll_device::{HostDType, cpu};
+use plimsoll_graph::DType;
+
+use super::buffer::HostBuffer;
+use crate::CudaError;
+use crate::driver::{Address, Context, Event, Stream};
+use crate::signals::{lock, sleep_until};
+
+/// Bytes of a window.
+pub(crate) const WINDOW_BYTES: usize = 16 << 20;
+
+/// Windows: 128 MiB in all, enough for every reader to fill one while one is copied.
+const WINDOWS: usize = 8;
+
+/// Reader threads: four saturate a link of 55 GB/s where the pages are in memory.
+const READERS_MAX: usize = 4;
+
+/// Places in a window are multiples of this.
+const WINDOW_ALIGNMENT: usize = 256;
+
+/// The windows of a device, taken once.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    buffers: Vec<HostBuffer>,
+    /// Behind the last copy from each.
+    passed: Vec<Event>,
+}
+
+impl Windows {
+    /// Takes the windows.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let buffer = |_| HostBuffer::new(context, WINDOW_BYTES, WINDOW_BYTES);
+        let passed = (0..WINDOWS).map(|_| Event::new(context)).collect::<Result<_, _>>()?;
+        Ok(Self { buffers: (0..WINDOWS).map(buffer).collect(), passed })
+    }
+
+    /// Whether all are page-locked.
+    pub(crate) fn are_pinned(&self) -> bool {
+        self.buffers.iter().all(HostBuffer::is_pinned)
+    }
+}
+
+/// One contiguous range on its way through a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lot<'h> {
+    source: &'h [u8],
+    /// Element types, where they differ.
+    cast: Option<(HostDType, DType)>,
+    /// Place in the window.
+    window: usize,
+    /// Bytes in the window and the arena.
+    bytes: usize,
+    /// Place in the arena.
+    target: u64,
+}
+
+/// Cuts copies into chunks.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks<'h> {
+    lots: Vec<Lot<'h>>,
+    /// Lots of each chunk.
+    chunks: Vec<Range<usize>>,
+    /// Bytes taken of the chunk that is being filled.
+    filled: usize,
+}
+
+impl<'h> Chunks<'h> {
+    /// Chunks so far.
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Begins a copy: its chunks hold nothing of another's.
+    pub(crate) fn begin(&mut self) {
+        self.filled = WINDOW_BYTES;
+    }
+
+    /// Adds a range, cast where types are given; then its elements lie whole in it.
+    pub(crate) fn add(&mut self, source: &'h [u8], cast: Option<(HostDType, DType)>, target: u64) {
+        let (wide, narrow) =
+            cast.map_or((1, 1), |(source, target)| (width(source.bytes()), width(target.bytes())));
+        let (mut source, mut target) = (source, target);
+        while !source.is_empty() {
+            let start = self.filled.next_multiple_of(WINDOW_ALIGNMENT);
+            let room = WINDOW_BYTES.saturating_sub(start) / narrow;
+            if room == 0 {
+                self.chunks.push(self.lots.len()..self.lots.len());
+                self.filled = 0;
+                continue;
+            }
+            let elements = room.min(source.len() / wide);
+            let (here, after) = source.split_at(elements * wide);
+            let bytes = elements * narrow;
+            self.lots.push(Lot { source: here, cast, window: start, bytes, target });
+            if let Some(chunk) = self.chunks.last_mut() {
+                chunk.end = self.lots.len();
+            }
+            self.filled = start + bytes;
+            source = after;
+            target += bytes as u64;
+        }
+    }
+
+    fn lots(&self, chunk: usize) -> &[Lot<'h>] {
+        &self.lots[self.chunks[chunk].clone()]
+    }
+}
+
+fn width(bytes: u64) -> usize {
+    if bytes == 2 { 2 } else { 4 }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Chunks of announced copies that no reader has come to.
+    announced: VecDeque<Range<usize>>,
+    /// Numbers taken by readers.
+    taken: u64,
+    /// Numbers whose copies are on the stream, the event behind them recorded.
+    issued: u64,
+    /// The number that each window was last filled for, plus one.
+    filled: [u64; WINDOWS],
+}
+
+/// A run's traffic through the windows.
+#[derive(Debug)]
+pub(crate) struct Stager<'r, 'h> {
+    chunks: &'r Chunks<'h>,
+    windows: &'r Windows,
+    state: Mutex<State>,
+    /// Something of `state` has changed.
+    changed: Condvar,
+}
+
+impl<'r, 'h> Stager<'r, 'h> {
+    /// Nothing is announced; at most `copies` will be at once.
+    pub(crate) fn new(chunks: &'r Chunks<'h>, windows: &'r Windows, copies: usize) -> Self {
+        let state = State { announced: VecDeque::with_capacity(copies), ..State::default() };
+        Self { chunks, windows, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Threads that are worth starting.
+    pub(crate) fn readers() -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from).min(READERS_MAX)
+    }
+
+    /// Says that a copy of these chunks will come, after those announced before.
+    pub(crate) fn announce(&self, chunks: Range<usize>) {
+        if !chunks.is_empty() {
+            lock(&self.state).announced.push_back(chunks);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Wakes everyone, so that they look whether all is closed or over.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// A reader's thread from start to end: fills windows until `is_done` (nothing more will be announced that
+    /// anyone waits for).
+    pub(crate) fn read(&self, is_done: impl Fn() -> bool) -> Result<(), CudaError> {
+        while let Some((number, chunk)) = self.take(&is_done) {
+            let window = index(number);
+            if number >= WINDOWS as u64 {
+                self.windows.passed[window].synchronize()?;
+            }
+            let base = self.windows.buffers[window].base();
+            for lot in self.chunks.lots(chunk) {
+                let target = base.wrapping_add(lot.window);
+                // SAFETY: `Chunks::add` has kept the lot in the window, which is this reader's alone (1).
+                let target = unsafe { std::slice::from_raw_parts_mut(target, lot.bytes) };
+                match lot.cast {
+                    Some((from, to)) => cpu::cast(lot.source, from, target, to),
+                    None => target.copy_from_slice(lot.source),
+                }
+            }
+            lock(&self.state).filled[window] = number + 1;
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// The next number and its chunk, once its window's last copy is issued.
+    fn take(&self, is_done: &impl Fn() -> bool) -> Option<(u64, usize)> {
+        let mut state = sleep_until(&self.state, &self.changed, |state| {
+            let has_window = state.taken < state.issued + WINDOWS as u64;
+            (has_window && !state.announced.is_empty()) || is_done()
+        });
+        if is_done() {
+            return None;
+        }
+        let chunks = state.announced.front_mut()?;
+        let chunk = chunks.start;
+        chunks.start += 1;
+        if chunks.start == chunks.end {
+            state.announced.pop_front();
+        }
+        let number = state.taken;
+        state.taken += 1;
+        Some((number, chunk))
+    }
+
+    /// Puts a copy's chunks on the copy lane's stream, in the order of announcement; called by that lane only.
+    /// False if `is_over` came first: the copy is then not whole.
+    pub(crate) fn issue(
+        &self,
+        chunks: Range<usize>,
+        arena: Address,
+        stream: &Stream,
+        is_over: impl Fn() -> bool,
+    ) -> Result<bool, CudaError> {
+        for chunk in chunks {
+            let state = sleep_until(&self.state, &self.changed, |state| {
+                state.filled[index(state.issued)] == state.issued + 1 || is_over()
+            });
+            let number = state.issued;
+            drop(state);
+            if is_over() {
+                return Ok(false);
+            }
+            let window = index(number);
+            let base = self.windows.buffers[window].base();
+            for lot in self.chunks.lots(chunk) {
+                let source = base.wrapping_add(lot.window);
+                // SAFETY: the lot's target was checked against the arena when the program was loaded; the window is
+                // filled (2) and left alone until the stream has passed the event below (1).
+                unsafe { stream.copy_in(arena + lot.target, source, lot.bytes) }?;
+            }
+            stream.record(&self.windows.passed[window])?;
+            lock(&self.state).issued = number + 1;
+            self.changed.notify_all();
+        }
+        Ok(true)
+    }
+}
+
+/// Window of a number.
+#[expect(clippy::cast_possible_truncation, reason = "less than WINDOWS")]
+fn index(number: u64) -> usize {
+    (number % WINDOWS as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_hold_every_element_once_and_stay_in_their_windows() {
+        let source = vec![0u8; 3 * WINDOW_BYTES + 12];
+        let mut chunks = Chunks::default();
+        let mut copies = Vec::new();
+        let cases: [&[(usize, HostDType, DType)]; 4] = [
+            &[(300, HostDType::BF16, DType::BF16), (3 * WINDOW_BYTES, HostDType::F32, DType::BF16)],
+            &[(WINDOW_BYTES, HostDType::F16, DType::F32), (4, HostDType::F32, DType::F32)],
+            &[],
+            &[(12, HostDType::F32, DType::F32), (WINDOW_BYTES - 256, HostDType::BF16, DType::BF16)],
+        ];
+        for lots in cases {
+            chunks.begin();
+            let first = chunks.len();
+            let mut target = 0;
+            for (bytes, from, to) in lots {
+                let cast = (from.bytes() != to.bytes()).then_some((*from, *to));
+                chunks.add(&source[..*bytes], cast, target);
+                target += *bytes as u64 / from.bytes() * to.bytes();
+            }
+            copies.push((first..chunks.len(), target));
+        }
+        assert!(copies[2].0.is_empty());
+        for (range, bytes) in copies {
+            let mut arrived = 0;
+            for chunk in range {
+                let mut filled = 0;
+                for lot in chunks.lots(chunk) {
+                    assert!(lot.window >= filled && lot.window % WINDOW_ALIGNMENT == 0);
+                    assert_eq!(lot.target, arrived, "lots follow each other");
+                    filled = lot.window + lot.bytes;
+                    arrived += lot.bytes as u64;
+                    let (from, to) = lot.cast.map_or((1, 1), |(f, t)| (f.bytes(), t.bytes()));
+                    assert_eq!(lot.bytes as u64, lot.source.len() as u64 / from * to);
+                }
+                assert!(filled > 0 && filled <= WINDOW_BYTES);
+            }
+            assert_eq!(arrived, bytes);
+        }
+        // The last case: 12 bytes, then all that a window has left, in one.
+        assert_eq!(chunks.lots(chunks.len() - 1).len(), 2);
+    }
+}
