@@ -1,0 +1,120 @@
+// 3x3 convolution, stride 1, zero padding 1, of an input enlarged `1 << shift` times (nearest): a product whose
+// left rows are gathered pixel by pixel.
+//
+// x [height * width, channels], out and base [(height << shift) * (width << shift), n]. The sum runs tap by tap
+// and channel by channel within a tap. conv_MxN: bf16, 16-byte aligned rows, channels a multiple of 8, and the
+// weight brought into that order by conv_weights: [n, 9 * channels], column tap * channels + c. conv_any: any
+// element types, and the weight as it is stored, column c * 9 + tap.
+
+#include "tile.cuh"
+
+using namespace heavy;
+
+// Copies gathered rows, as RowCopy does those of a matrix.
+template <int ROWS, int THREADS>
+struct PixelCopy {
+    static constexpr int COUNT = ROWS * 8 / THREADS, STRIDE = THREADS / 8;
+    const uint16_t* x;
+    uint32_t pitch, width, shift, channels;
+    uint32_t high, wide;  // of the result
+    uint32_t to;
+    uint32_t channel, tap;  // of this thread's piece in the next step
+    uint32_t pixels[COUNT];  // y in the high half, x in the low one; beyond the result where there is none
+
+    __device__ __forceinline__ PixelCopy(const uint16_t* x, uint32_t pitch, uint32_t height, uint32_t width,
+                                         uint32_t shift, uint32_t channels, uint32_t first)
+        : x(x), pitch(pitch), width(width), shift(shift), channels(channels), high(height << shift), wide(width << shift) {
+        const uint32_t row = threadIdx.x / 8, piece = threadIdx.x % 8;
+        to = row * PITCH + ((piece ^ (row & 7)) << 4);
+        channel = piece * 8, tap = 0;
+        wrap();
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const uint32_t pixel = first + row + i * STRIDE;
+            pixels[i] = pixel < high * wide ? pixel / wide << 16 | pixel % wide : 0x7fff7fffu;
+        }
+    }
+
+    __device__ __forceinline__ void wrap() {
+        while (channel >= channels) channel -= channels, ++tap;
+    }
+
+    __device__ __forceinline__ void issue(uint32_t slot, uint32_t, uint32_t) {
+        const uint32_t down = tap / 3, across = tap % 3;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            // Wraps round below zero: too large as well.
+            const uint32_t y = (pixels[i] >> 16) + down - 1, at = (pixels[i] & 0xffff) + across - 1;
+            const bool within = tap < 9 && y < high && at < wide;
+            const size_t source = within ? size_t((y >> shift) * width + (at >> shift)) * pitch + channel : 0;
+            copy16(slot + to + i * STRIDE * PITCH, x + source, within ? 16 : 0);
+        }
+        channel += DEPTH;
+        wrap();
+    }
+};
+
+#define CONV_PARAMETERS                                                                                           \
+    const char *x, uint32_t x_stride, uint32_t height, uint32_t width, uint32_t shift, uint32_t channels,         \
+        const char *w, uint32_t w_stride, const char *bias, const char *base, uint32_t base_stride, char *out,    \
+        uint32_t out_stride, uint32_t n, uint32_t flags
+
+#define CONV_ARGUMENTS                                                                                            \
+    x, x_stride, height, width, shift, channels, w, w_stride, bias, base, base_stride, out, out_stride, n, flags
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+template <class T>
+__device__ __forceinline__ void conv(CONV_PARAMETERS) {
+    const Epilogue e = {bias, nullptr, base, out, base_stride, out_stride, n, flags};
+    const uint32_t rows = (height << shift) * (width << shift);
+    uint32_t tile_m, tile_n;
+    place_tile(blockIdx.x, (rows + T::BM - 1) / T::BM, (n + T::BN - 1) / T::BN, tile_m, tile_n);
+    const uint32_t row = tile_m * T::BM, col = tile_n * T::BN;
+    PixelCopy<T::BM, T::THREADS> a(reinterpret_cast<const uint16_t*>(x), x_stride, height, width, shift, channels, row);
+    RowCopy<T::BN, T::THREADS> b(reinterpret_cast<const uint16_t*>(w), w_stride, col, n);
+    float sums[T::MT][T::NT][4];
+    sum_tile<T>(sums, a, b, shared_address(shared), 9 * channels);
+    store_tile<T>(sums, e, shared, row, rows, col);
+}
+
+using Large = Tile<128, 128, 64, 32, 3>;
+using Narrow = Tile<128, 16, 32, 16, 4>;
+
+extern "C" __global__ void __launch_bounds__(Large::THREADS, 2) conv_128x128(CONV_PARAMETERS) {
+    conv<Large>(CONV_ARGUMENTS);
+}
+
+// For the last layer, three channels wide.
+extern "C" __global__ void __launch_bounds__(Narrow::THREADS, 3) conv_128x16(CONV_PARAMETERS) {
+    conv<Narrow>(CONV_ARGUMENTS);
+}
+
+extern "C" __global__ void __launch_bounds__(256) conv_any(CONV_PARAMETERS) {
+    const Epilogue e = {bias, nullptr, base, out, base_stride, out_stride, n, flags};
+    const uint32_t high = height << shift, wide = width << shift, depth = 9 * channels;
+    const auto left = [=](uint32_t pixel, uint32_t k) {
+        const uint32_t tap = k / channels;
+        const uint32_t y = pixel / wide + tap / 3 - 1, at = pixel % wide + tap % 3 - 1;
+        if (k >= depth || pixel >= high * wide || y >= high || at >= wide) return 0.0f;
+        const size_t source = size_t((y >> shift) * width + (at >> shift)) * x_stride + k % channels;
+        return element(x, source, flags & FLAG_X_F32);
+    };
+    const auto right = [=](uint32_t row, uint32_t k) {
+        if (k >= depth || row >= n) return 0.0f;
+        return element(w, size_t(row) * w_stride + k % channels * 9 + k / channels, flags & FLAG_W_F32);
+    };
+    uint32_t tile_m, tile_n;
+    place_tile(blockIdx.x, (high * wide + 63) / 64, (n + 63) / 64, tile_m, tile_n);
+    product_any(left, right, e, high * wide, depth, tile_m * 64, tile_n * 64);
+}
+
+// to[o, tap * channels + c] = from[o, c * 9 + tap], bf16.
+extern "C" __global__ void __launch_bounds__(256)
+    conv_weights(const uint16_t* from, uint32_t from_stride, uint16_t* to, uint32_t n, uint32_t channels) {
+    const uint32_t depth = 9 * channels, count = n * depth;
+    for (uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += gridDim.x * blockDim.x) {
+        const uint32_t row = at / depth, k = at % depth;
+        to[at] = from[size_t(row) * from_stride + k % channels * 9 + k / channels];
+    }
+}

@@ -1,0 +1,378 @@
+#!/usr/bin/env python3
+"""Checks and times the kernels of products, attention and convolution on a CUDA card, against torch in float64.
+
+    python3 tools/check_kernels_heavy.py [check] [time]      both, unless one is named
+
+Inputs are fresh normal numbers, outputs are NaN before each run, sizes are odd and operands are views of wider
+tensors. What has to hold beside the figures: rows have the same bits whatever the number of rows, and nothing is
+written outside of a result. The arguments are those that crates/cuda-kernels/src/lower makes.
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import cuda_harness as h
+from cuda_harness import Kernels, assert_untouched, f32, matrix, same_bits, u32
+
+BF16, F32 = torch.bfloat16, torch.float32
+ACTIVATIONS = {
+    "none": (0, lambda x: x),
+    "silu": (1, F.silu),
+    "gelu": (2, lambda x: F.gelu(x, approximate="tanh")),
+    "quick": (3, lambda x: x * torch.sigmoid(1.702 * x)),
+}
+GEMM_TILES = {
+    "gemm_128x128": (128, 128, 128, 3 * 256 * 128),
+    "gemm_64x64": (64, 64, 128, 4 * 128 * 128),
+    "gemm_16x32": (16, 32, 128, 8 * 48 * 128),
+    "gemm_any": (64, 64, 256, 0),
+}
+gemm_module, conv_module, attention_module = (Kernels(name) for name in ("gemm", "conv", "attention"))
+
+
+def compare(name, found, truth, ulps, absolute):
+    """Fails where an error is above `ulps` units in the last place and `absolute` together; NaN always fails.
+
+    Sums in f32 are off by a part of their terms, not of themselves: `absolute` is for those near zero.
+    """
+    error = (found.double() - truth).abs()
+    unit = error / h.units(found, truth).clamp_min(1e-30)
+    over = error - ulps * torch.where(error > 0, unit, torch.zeros_like(unit))
+    bad = ~(over <= absolute)
+    relative = (error.norm() / truth.norm().clamp_min(1e-300)).item()
+    line = f"{name:72} beyond {ulps} ulp {over.max().item():9.2e}, relative {relative:.2e}"
+    if bad.any():
+        h.failures.append(name)
+        print(f"FAIL {line} ({int(bad.sum())} of {bad.numel()} above {absolute:.1e})")
+    else:
+        print(f"ok   {line}")
+
+
+def is_aligned(*tensors):
+    return all(
+        t is None or (t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and t.shape[1] % 8 == 0)
+        for t in tensors
+    )
+
+
+def flags(activation, bias, gate, base, out, x=None, w=None):
+    value = ACTIVATIONS[activation][0]
+    for bit, tensor in enumerate((bias, gate, base, out, x, w), start=2):
+        if tensor is not None and tensor.dtype == F32:
+            value |= 1 << bit
+    return value | (256 if is_aligned(bias, gate, base, out) else 0)
+
+
+# --- products -----------------------------------------------------------------------------------------
+
+
+def gemm(kernel, x, w, out, bias=None, activation="none", base=None, gate=None, gate_step=0, step=None, module=None):
+    rows, cols, threads, shared = GEMM_TILES[kernel]
+    (m, k), n = x.shape, w.shape[0]
+    args = [x, u32(0), u32(x.stride(0)), w, u32(w.stride(0)), bias, gate, u32(gate_step), base, u32(0)]
+    args += [u32(base.stride(0) if base is not None else 0), out, u32(0), u32(out.stride(0)), step]
+    args += [u32(m), u32(n), u32(k), u32(flags(activation, bias, gate, base, out, x, w))]
+    grid = -(-m // rows) * -(-n // cols)
+    (module or gemm_module).launch(kernel, grid, threads, args, shared)
+
+
+def gemm_reference(x, w, bias=None, activation="none", base=None, gate=None):
+    value = x.double() @ w.double().T
+    if bias is not None:
+        value = value + bias.double()
+    value = ACTIVATIONS[activation][1](value)
+    if base is not None:
+        value = base.double() + (gate.double() * value if gate is not None else value)
+    return value
+
+
+def check_gemm(kernel, m, n, k, dtypes=(BF16,) * 6, pad=0, skew=0, activation="none", parts="b"):
+    """`parts`: b bias, r residual, g gate, i residual in place. `dtypes`: x, w, bias, base, gate, out."""
+    x, w = (matrix(r, k, t, k + pad, 1.0, skew=skew) for r, t in ((m, dtypes[0]), (n, dtypes[1])))
+    w.mul_(k**-0.5)
+    bias = matrix(1, n, dtypes[2]) if "b" in parts else None
+    gate = matrix(1, n, dtypes[4]) if "g" in parts else None
+    out = matrix(m, n, dtypes[5], n + 2 * pad, None, skew=skew)
+    base = matrix(m, n, dtypes[3], n + 3 * pad, skew=skew) if "r" in parts else None
+    if "i" in parts:
+        base = out
+        base.copy_(torch.randn(m, n, device="cuda"))
+    truth = gemm_reference(x, w, bias, activation, base, gate)
+    gemm(kernel, x, w, out, bias, activation, base, gate)
+    types = "/".join(str(t).split(".")[1][:4] for t in (dtypes[0], dtypes[1], dtypes[5]))
+    name = f"{kernel} {m}x{n}x{k} {types} +{pad} {activation} {parts}"
+    compare(name, out, truth, 0.51, 4e-6 if kernel == "gemm_any" else 2e-5 * max(1.0, k / 3072))
+    assert_untouched(out, name)
+
+
+def check_gemms():
+    f = (F32,)
+    for kernel in ("gemm_128x128", "gemm_64x64", "gemm_16x32"):
+        check_gemm(kernel, 300, 264, 320)
+        check_gemm(kernel, 77, 3, 72, parts="")
+        check_gemm(kernel, 1, 1000, 8, activation="silu")
+        check_gemm(kernel, 129, 520, 1544, pad=8, activation="gelu", parts="brg")
+        check_gemm(kernel, 65, 200, 768, pad=24, activation="quick", parts="bi")
+        check_gemm(kernel, 200, 64, 3072, (BF16, BF16, F32, F32, F32, F32), parts="brg")
+        check_gemm(kernel, 31, 129, 264, (BF16, BF16, F32, F32, BF16, F32), pad=8, parts="bgi")
+    for types in ((BF16,) * 6, f * 6, (F32, BF16, BF16, BF16, BF16, BF16), (BF16, F32, F32, BF16, F32, F32)):
+        check_gemm("gemm_any", 130, 67, 45, types, pad=3, skew=1, activation="gelu", parts="brg")
+        check_gemm("gemm_any", 1, 257, 1030, types, activation="silu")
+        check_gemm("gemm_any", 70, 64, 16, types, parts="bi")
+
+    # The gate is a row of a table by step.
+    x, w, table, step = matrix(40, 128, BF16), matrix(64, 128, BF16), matrix(5, 64, BF16), torch.tensor([3], device="cuda", dtype=torch.int32)
+    base, out = matrix(40, 64, BF16), matrix(40, 64, BF16, fill=None)
+    gemm("gemm_64x64", x, w, out, base=base, gate=table[:1], gate_step=128, step=step)
+    compare("gemm gate of step 3", out, gemm_reference(x, w, base=base, gate=table[3:4]), 0.51, 1e-4)
+
+
+def check_rows():
+    """Bits of a row in every tile and at every number of rows; and beside those of the library."""
+    for n, k in ((3072, 3072), (9216, 3072), (3072, 12288), (3072, 15360), (1024, 200)):
+        x, w, bias = matrix(4608, k, BF16), matrix(n, k, BF16, fill=k**-0.5), matrix(1, n, BF16)
+        whole = matrix(4608, n, BF16, fill=None)
+        gemm("gemm_128x128", x, w, whole, bias, "gelu")
+        for kernel, m in (("gemm_128x128", 77), ("gemm_64x64", 512), ("gemm_64x64", 4608), ("gemm_16x32", 1), ("gemm_16x32", 16), ("gemm_16x32", 256)):
+            for first in (0, 4608 - m):
+                out = matrix(m, n, BF16, fill=None)
+                gemm(kernel, x[first : first + m], w, out, bias, "gelu")
+                same_bits(f"{kernel} rows {first}+{m} of {n}x{k}", out, whole[first : first + m])
+        exact = matrix(4608, n, F32, fill=None)
+        gemm("gemm_128x128", x, w, exact)
+        for kernel, m in (("gemm_64x64", 512), ("gemm_16x32", 1)):
+            out = matrix(m, n, F32, fill=None)
+            gemm(kernel, x[:m], w, out)
+            same_bits(f"{kernel} f32 sums of {n}x{k}", out, exact[:m])
+        plain = matrix(4608, n, BF16, fill=None)
+        gemm("gemm_128x128", x, w, plain)
+        print(f"     library: {(plain != x @ w.T).float().mean().item():.2e} of elements differ")
+        a = matrix(300, k, F32)
+        whole, few = matrix(300, n, F32, fill=None), matrix(1, n, F32, fill=None)
+        gemm("gemm_any", a, w, whole)
+        gemm("gemm_any", a[299:], w, few)
+        same_bits(f"gemm_any row of {n}x{k}", few, whole[299:])
+
+
+# --- attention ----------------------------------------------------------------------------------------
+
+
+def attention(q, k, v, out, heads, scale, bias=None, causal=False):
+    d = q.shape[1] // heads
+    masked = "_masked" if causal or bias is not None else ""
+    args = [q, u32(q.stride(0)), k, u32(k.stride(0)), v, u32(v.stride(0)), out, u32(out.stride(0))]
+    args += [u32(len(q)), u32(len(k)), f32(scale), bias, u32(bias.shape[1] if bias is not None else 0), u32(causal)]
+    attention_module.launch(f"attention_{d}{masked}", (-(-len(q) // 128), heads), 128, args, (128 + 4 * 64) * d * 2)
+
+
+def banded(q, k, v, out, heads, scale, bias=None, causal=False, band=256):
+    """What `lower` makes of heads that no kernel of its own takes."""
+    d, keys = q.shape[1] // heads, len(k)
+    padded = (keys + 7) // 8 * 8
+    turned = torch.full((v.shape[1], padded), float("nan"), dtype=v.dtype, device="cuda")
+    scores = torch.full((band, padded), float("nan"), device="cuda")
+    grid = (-(-padded // 32), -(-v.shape[1] // 32))
+    args = [v, u32(v.stride(0)), turned, u32(keys), u32(v.shape[1]), u32(padded), u32(v.dtype == F32)]
+    attention_module.launch("attention_transpose", grid, 256, args)
+    weights = scores if v.dtype == F32 else scores.view(BF16)
+    for head in range(heads):
+        cols = slice(head * d, head * d + d)
+        for first in range(0, len(q), band):
+            rows = slice(first, min(first + band, len(q)))
+            part = scores[: rows.stop - first, :keys]
+            product(q[rows, cols], k[:, cols], part)
+            args = [scores, u32(padded), u32(keys), u32(padded), f32(scale), None if bias is None else bias[head:], u32(0 if bias is None else bias.shape[1]), u32(first), u32(causal), u32(v.dtype == F32)]
+            attention_module.launch("attention_softmax", len(part), 256, args)
+            product(weights[: len(part), :padded], turned[cols], out[rows, cols])
+
+
+def product(x, w, out):
+    fast = x.dtype == w.dtype == BF16 and is_aligned(x, w)
+    tiles = -(-len(x) // 128) * -(-len(w) // 128)
+    gemm(("gemm_128x128" if tiles >= 100 else "gemm_64x64") if fast else "gemm_any", x, w, out)
+
+
+def attention_reference(q, k, v, heads, scale, bias=None, causal=False):
+    parts = [t.double().unflatten(1, (heads, -1)).transpose(0, 1) for t in (q, k, v)]
+    scores = parts[0] @ parts[1].transpose(1, 2) * scale
+    i, j = torch.arange(len(q), device="cuda")[:, None], torch.arange(len(k), device="cuda")[None]
+    if bias is not None:
+        scores = scores + bias.double()[:, (j - i + (bias.shape[1] - 1) // 2)]
+    if causal:
+        scores = scores.masked_fill(j > i, float("-inf"))
+    return (scores.softmax(-1) @ parts[2]).transpose(0, 1).flatten(1)
+
+
+def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with_bias=False, scale=None, skew=0, stride=None):
+    width = heads * d
+    if queries == keys:
+        whole = matrix(keys, 3 * width, dtype, stride or 3 * width, skew=skew)
+        q, k, v = (whole[:, i * width : (i + 1) * width] for i in range(3))
+    else:
+        q, k, v = matrix(queries, width, dtype), matrix(keys, width, dtype), matrix(keys, width, dtype, width + 8)
+    out = matrix(queries, width, dtype, width + 16 if not skew else width + 3, None)
+    bias = matrix(heads, 2 * keys - 1, F32) if with_bias else None
+    scale = d**-0.5 if scale is None else scale
+    run(q, k, v, out, heads, scale, bias, causal)
+    truth = attention_reference(q, k, v, heads, scale, bias, causal)
+    name = f"{run.__name__} {queries}x{keys} {heads}x{d} {str(dtype)[6:]}{' causal' * causal}{' bias' * with_bias}"
+    # Weights are rounded to bf16 before the second product: an error of 2^-9 of each, which adds up at random.
+    size = truth.pow(2).mean().sqrt().item()
+    compare(name, out, truth, 0.51, size * (0.02 if dtype == BF16 else 2e-5))
+    relative = ((out.double() - truth).norm() / truth.norm()).item()
+    limit = 4e-3 if dtype == BF16 else 3e-6
+    if not relative < limit:
+        h.failures.append(name)
+        print(f"FAIL {name}: relative {relative:.2e} over {limit}")
+    assert_untouched(out, name)
+    return q, k, v, out, scale
+
+
+def check_attentions():
+    for d in (64, 128):
+        check_attention(attention, 512, 512, 3, d)
+        check_attention(attention, 77, 77, 2, d)
+        check_attention(attention, 1, 300, 2, d)
+        check_attention(attention, 333, 129, 2, d)
+        check_attention(attention, 130, 7, 1, d)
+        q, k, v, out, scale = check_attention(attention, 4608, 4608, 4, d)
+        for first, count in ((0, 77), (0, 512), (4600, 8)):
+            few = matrix(count, 4 * d, BF16, fill=None)
+            attention(q[first : first + count], k, v, few, 4, scale)
+            same_bits(f"attention_{d} queries {first}+{count}", few, out[first : first + count])
+    check_attention(attention, 77, 77, 12, 64, causal=True)
+    check_attention(attention, 300, 300, 2, 64, causal=True)
+    check_attention(attention, 512, 512, 8, 64, with_bias=True, scale=1.0)
+    check_attention(attention, 131, 131, 3, 64, with_bias=True, causal=True, scale=0.3)
+    check_attention(banded, 1024, 1024, 1, 512)
+    check_attention(banded, 77, 77, 3, 24, causal=True)
+    check_attention(banded, 300, 300, 2, 80, with_bias=True)
+    check_attention(banded, 301, 301, 2, 36, F32, with_bias=True, causal=True)
+    check_attention(banded, 515, 515, 1, 96, F32)
+    check_attention(banded, 301, 301, 2, 13, skew=1, stride=93)
+
+
+# --- convolution --------------------------------------------------------------------------------------
+
+
+def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordered=None):
+    (n, channels), shift = (w.shape[0], w.shape[1] // 9), upscale - 1
+    pixels = height * width << 2 * shift
+    if kernel is None:
+        fast = x.dtype == w.dtype == BF16 and channels % 8 == 0 and is_aligned(x)
+        kernel = ("conv_128x16" if n <= 16 else "conv_128x128") if fast else "conv_any"
+    if kernel != "conv_any":
+        if ordered is None:
+            ordered = torch.full((n, 9 * channels), float("nan"), dtype=BF16, device="cuda")
+        count = n * 9 * channels
+        conv_module.launch("conv_weights", min(-(-count // 256), 4096), 256, [w, u32(w.stride(0)), ordered, u32(n), u32(channels)])
+        w = ordered
+    args = [x, u32(x.stride(0)), u32(height), u32(width), u32(shift), u32(channels), w, u32(w.stride(0)), bias, base]
+    args += [u32(base.stride(0) if base is not None else 0), out, u32(out.stride(0)), u32(n), u32(flags("none", bias, None, base, out, x, w))]
+    rows, cols, threads, shared = {"conv_128x128": (128, 128, 256, 3 * 256 * 128), "conv_128x16": (128, 16, 128, 4 * 144 * 128), "conv_any": (64, 64, 256, 0)}[kernel]
+    conv_module.launch(kernel, -(-pixels // rows) * -(-n // cols), threads, args, shared)
+
+
+def check_conv(height, width, upscale, channels, n, dtype=BF16, out_dtype=None, residual=False, pad=0, kernel=None):
+    x, w = matrix(height * width, channels, dtype, channels + pad), matrix(n, 9 * channels, dtype, fill=(9 * channels) ** -0.5)
+    bias = matrix(1, n, dtype)
+    pixels = height * width * upscale**2
+    out = matrix(pixels, n, out_dtype or dtype, n + pad, None)
+    base = matrix(pixels, n, dtype) if residual else None
+    conv(x, height, width, upscale, w, bias, out, base, kernel)
+    picture = x.double().T.reshape(1, channels, height, width)
+    picture = picture.repeat_interleave(upscale, 2).repeat_interleave(upscale, 3)
+    truth = F.conv2d(picture, w.double().view(n, channels, 3, 3), bias.double()[0], padding=1)[0].flatten(1).T
+    if residual:
+        truth = truth + base.double()
+    name = f"conv {height}x{width} up {upscale} {channels}->{n} {str(dtype)[6:]}{' residual' * residual} {kernel or ''}"
+    compare(name, out, truth, 0.51, 4e-6 if dtype == F32 else 2e-5 * max(1.0, channels / 340))
+    assert_untouched(out, name)
+
+
+def check_convs():
+    for channels, n in ((8, 8), (16, 512), (32, 64), (96, 96), (512, 256), (128, 3), (256, 16)):
+        check_conv(17, 23, 1, channels, n, residual=n > 3)
+        check_conv(9, 14, 2, channels, n, pad=8)
+    check_conv(40, 33, 1, 128, 3, out_dtype=F32)
+    check_conv(33, 18, 1, 40, 72, kernel="conv_128x16")
+    check_conv(1, 1, 1, 8, 8)
+    for upscale in (1, 2):
+        check_conv(11, 13, upscale, 12, 20, residual=True)
+        check_conv(11, 13, upscale, 32, 70, F32, residual=True, pad=1)
+        check_conv(5, 7, upscale, 3, 5, F32)
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+def time_all(others=()):
+    print("\nproducts, TFLOP/s (us)")
+    modules = [("", gemm_module), *others]
+    for n, k in ((9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288), (3072, 15360)):
+        line = f"  n {n:5} k {k:5}:"
+        for m in (4608, 4096, 512, 256, 77):
+            count = max(1, min(8, int(2e8 / (n * k))))
+            xs, ws = [matrix(m, k, BF16) for _ in range(count)], [matrix(n, k, BF16, fill=0.02) for _ in range(count)]
+            outs, bias = [matrix(m, n, BF16, fill=None) for _ in range(count)], matrix(1, n, BF16)
+            for label, module in modules:
+                for kernel in ("gemm_128x128",) if m > 600 else ("gemm_128x128", "gemm_64x64"):
+                    s = h.seconds(lambda i: gemm(kernel, xs[i % count], ws[i % count], outs[i % count], bias, module=module), 8, 3)
+                    line += f"  m{m}{label}{'' if m > 600 else ' ' + kernel[5:]} {2 * m * n * k / s / 1e12:.0f} ({s * 1e6:.0f})"
+            if m in (4608, 512):
+                s = h.seconds(lambda i: torch.mm(xs[i % count], ws[i % count].T, out=outs[i % count]), 8, 3)
+                line += f"  library {2 * m * n * k / s / 1e12:.0f}"
+        print(line)
+    for n, k in ((18432, 3072), (9216, 3072), (3072, 3072), (3072, 256), (3072, 768)):
+        count = max(2, int(2e8 / (n * k)))
+        ws = [matrix(n, k, BF16, fill=0.02) for _ in range(count)]
+        x, out, bias = matrix(1, k, BF16), matrix(1, n, BF16, fill=None), matrix(1, n, BF16)
+        s = h.seconds(lambda i: gemm("gemm_16x32", x, ws[i % count], out, bias), 2 * count, 3)
+        print(f"  m 1 n {n} k {k}: {s * 1e6:.1f} us, {n * k * 2 / s / 1e12:.2f} TB/s")
+    x, w, base, gate = matrix(4608, 3072, BF16), matrix(3072, 3072, BF16), matrix(4608, 3072, BF16), matrix(1, 3072, BF16)
+    out, bias = matrix(4608, 3072, BF16, fill=None), matrix(1, 3072, BF16)
+    s = h.seconds(lambda i: gemm("gemm_128x128", x, w, out, bias, "none", base, gate), 8, 3)
+    print(f"  gated 4608x3072x3072: {2 * 4608 * 3072 * 3072 / s / 1e12:.0f} ({s * 1e6:.0f})")
+    xs, w, out = matrix(4096, 64, F32), matrix(3072, 64, BF16), matrix(4096, 3072, BF16, fill=None)
+    print(f"  any 4096x3072x64: {h.seconds(lambda i: gemm('gemm_any', xs, w, out)) * 1e6:.0f} us")
+    xs, w, out = matrix(4608, 3072, F32), matrix(3072, 3072, F32), matrix(4608, 3072, F32, fill=None)
+    s = h.seconds(lambda i: gemm("gemm_any", xs, w, out), 2, 2)
+    print(f"  any f32 4608x3072x3072: {s * 1e3:.2f} ms, {2 * 4608 * 3072 * 3072 / s / 1e12:.1f} TFLOP/s")
+
+    print("attention, TFLOP/s (us)")
+    for tokens, heads, d, kind in ((4608, 24, 128, ""), (1536, 24, 128, ""), (4608, 24, 64, ""), (512, 64, 64, "bias"), (77, 12, 64, "causal")):
+        q, k, v, out = (matrix(tokens, heads * d, BF16) for _ in range(4))
+        bias = matrix(heads, 2 * tokens - 1, F32) if kind == "bias" else None
+        s = h.seconds(lambda i: attention(q, k, v, out, heads, d**-0.5, bias, kind == "causal"), 4, 3)
+        print(f"  {tokens} {heads}x{d} {kind}: {4 * tokens**2 * heads * d / s / 1e12:.0f} ({s * 1e6:.0f})")
+    for tokens in (4096, 16384):
+        q, k, v, out = (matrix(tokens, 512, BF16) for _ in range(4))
+        s = h.seconds(lambda i: banded(q, k, v, out, 1, 512**-0.5, band=1024), 1, 3)
+        print(f"  {tokens} 1x512 banded: {4 * tokens**2 * 512 / s / 1e12:.0f} ({s * 1e6:.0f})")
+
+    print("convolution, TFLOP/s (us)")
+    for side, upscale, channels, n in ((128, 1, 512, 512), (256, 1, 512, 512), (256, 2, 512, 512), (512, 1, 512, 256), (512, 1, 256, 256), (1024, 1, 256, 128), (1024, 1, 128, 128), (1024, 1, 128, 3), (128, 1, 16, 512)):
+        x, w, bias = matrix(side * side, channels, BF16), matrix(n, 9 * channels, BF16), matrix(1, n, BF16)
+        pixels = side * side * upscale**2
+        out = matrix(pixels, n, BF16 if n > 3 else F32, fill=None)
+        ordered = torch.empty(n, 9 * channels, dtype=BF16, device="cuda")
+        s = h.seconds(lambda i: conv(x, side, side, upscale, w, bias, out, ordered=ordered), 2, 3)
+        print(f"  {side}^2 up {upscale} {channels}->{n}: {2 * pixels * 9 * channels * n / s / 1e12:.0f} ({s * 1e6:.0f})")
+
+
+def main():
+    wanted = sys.argv[1:] or ["check", "time"]
+    h.seed(torch.seed() % 2**31)
+    if "check" in wanted:
+        for check in (check_gemms, check_rows, check_attentions, check_convs):
+            check()
+            torch.cuda.synchronize()
+    if "time" in wanted:
+        time_all()
+    h.finish()
+
+
+if __name__ == "__main__":
+    main()
