@@ -64,9 +64,9 @@ impl Places {
         let mut found = Vec::new();
         let mut seen = BTreeSet::new();
         let mut add = |folder: PathBuf| {
-            // Not resolved: a library finds its parts beside its own name.
+            // Not the resolved one: a library finds its parts beside its own name.
             let Ok(folder) = std::path::absolute(&folder) else { return };
-            if folder.is_dir() && seen.insert(folder.clone()) {
+            if folder.is_dir() && folder.canonicalize().is_ok_and(|real| seen.insert(real)) {
                 found.push(folder);
             }
         };
@@ -101,10 +101,9 @@ impl Places {
         let mut next = first;
         for _ in 0..LINKS_MOST {
             let Some(file) = next else { break };
-            if let Some(prefix) = file.parent().and_then(Path::parent) {
-                found.push(prefix.to_path_buf());
-            }
-            next = file.read_link().ok().and_then(|target| Some(file.parent()?.join(target)));
+            let Some(bin) = file.parent().and_then(|bin| bin.canonicalize().ok()) else { break };
+            found.extend(bin.parent().map(Path::to_path_buf));
+            next = file.read_link().ok().map(|target| bin.join(target));
         }
         found
     }

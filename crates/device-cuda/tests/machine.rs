@@ -1,0 +1,94 @@
+//! What the planner is told about an H200, on FLUX.1-dev at 1024x1024.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+
+use std::collections::BTreeMap;
+
+use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_device_cuda::CudaMachine;
+use plimsoll_device_cuda::profile::CardProfile;
+use plimsoll_graph::{DType, Graph, PhaseKind};
+use plimsoll_models::{FluxModel, FluxRun};
+use plimsoll_plan::Machine;
+
+const LIBRARIES: Backends =
+    Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
+const OWN: Backends = Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own };
+
+fn flux_dev() -> Graph {
+    let run = FluxRun {
+        width: 1024,
+        height: 1024,
+        steps: 28,
+        samples: 1,
+        text_tokens: 512,
+        dtype: DType::BF16,
+        hoist: true,
+    };
+    FluxModel::dev().graph(&run, &|_, _| DType::BF16).unwrap()
+}
+
+/// Seconds of one pass over a phase, and by kind of op.
+fn seconds(
+    graph: &Graph,
+    machine: &CudaMachine,
+    kind: PhaseKind,
+) -> (f64, BTreeMap<&'static str, f64>) {
+    let mut by_kind = BTreeMap::new();
+    for phase in graph.phases.iter().filter(|phase| phase.kind == kind) {
+        let ops = phase.visits.iter().map(|visit| visit.ops_start as usize..visit.ops_end as usize);
+        for op in ops.flat_map(|range| &graph.ops[range]) {
+            *by_kind.entry(op.kind.label()).or_insert(0.0) += machine.op_seconds(graph, op);
+        }
+    }
+    (by_kind.values().sum(), by_kind)
+}
+
+/// The peer's compiled step takes 0.1295 s and the sum of the smoke's rates 0.108 s without any light op; a step
+/// of 0.125 s is what this engine aims at.
+#[test]
+fn a_step_of_flux_on_an_h200() {
+    let graph = flux_dev();
+    let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, " cublaslt 13.1.0 cudnn 9.19.0");
+    let (step, by_kind) = seconds(&graph, &machine, PhaseKind::Denoise);
+    println!("a step: {step:.4} s; {by_kind:.4?}");
+    assert!((step / 0.125 - 1.0).abs() < 0.1, "{step} s");
+    let own = CudaMachine::new(CardProfile::h200(), OWN, "");
+    assert!(seconds(&graph, &own, PhaseKind::Denoise).0 > step, "own kernels are the slower ones");
+}
+
+#[test]
+fn copies_cost_their_bytes_and_their_number() {
+    let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, "");
+    let one = machine.copy_seconds(55_500_000_000, 1);
+    assert!((one - 1.000_002_6).abs() < 1e-9, "{one}");
+    assert!((machine.copy_seconds(0, 32) - 32.0 * 2.6e-6).abs() < 1e-12);
+    assert!((machine.copy_share() - 0.006).abs() < 1e-12);
+}
+
+#[test]
+fn the_arithmetic_names_kernels_and_libraries() {
+    let with = CudaMachine::new(CardProfile::h200(), LIBRARIES, " cublaslt 13.1.0 cudnn 9.19.0");
+    let words: Vec<&str> = with.arithmetic().split(' ').collect();
+    assert_eq!(&words[..2], ["cuda", "sm_90a"]);
+    assert!(
+        words[2].len() == 32 && words[2].bytes().all(|byte| byte.is_ascii_hexdigit()),
+        "{words:?}"
+    );
+    assert_eq!(&words[3..], ["cublaslt", "13.1.0", "cudnn", "9.19.0"]);
+    let other = CardProfile { arch: "sm_80".to_owned(), ..CardProfile::h200() };
+    let other = CudaMachine::new(other, OWN, "");
+    assert_ne!(
+        other.arithmetic().split(' ').nth(2),
+        Some(words[2]),
+        "kernels of another architecture"
+    );
+}
+
+#[test]
+fn memory_is_the_card_s_where_there_is_one() {
+    let machine = CudaMachine::new(CardProfile::h200(), OWN, "");
+    assert_eq!(machine.vram_bytes(), 143_771 << 20);
+    let machine = machine.with_memory(8 << 30, 600 << 20);
+    assert_eq!((machine.vram_bytes(), machine.reserved_bytes()), (8 << 30, 600 << 20));
+}
