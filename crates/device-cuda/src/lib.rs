@@ -27,6 +27,7 @@ mod lanes;
 pub mod loader;
 pub mod lt;
 mod machine;
+pub mod measure;
 mod meter;
 mod prepare;
 pub mod profile;
