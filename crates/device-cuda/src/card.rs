@@ -74,8 +74,8 @@ impl Card {
         let signals = [signals(&context)?, signals(&context)?];
         let CardOptions { libraries: mut library_options, host } = options;
         library_options.arch = Some(arch);
-        let libraries = Libraries::open(&library_options);
-        warm_up(&context, &libraries, &streams[1])?;
+        let mut libraries = Libraries::open(&library_options);
+        warm_up(&context, &mut libraries, &streams[1])?;
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
         Ok(Self {
@@ -207,7 +207,7 @@ fn signals(context: &Arc<Context>) -> Result<Signals<Event>, CudaError> {
 
 fn warm_up(
     context: &Arc<Context>,
-    libraries: &Libraries,
+    libraries: &mut Libraries,
     stream: &Stream,
 ) -> Result<(), CudaError> {
     let scratch = DeviceMemory::new(context, WARM_UP_BYTES)?;

@@ -97,22 +97,27 @@ pub fn search(options: &LibraryOptions) -> Vec<LibraryReport> {
 impl Libraries {
     /// Opens what is there; what is not is absent. The context is current.
     pub fn open(options: &LibraryOptions) -> Self {
-        let Found { lt, dnn, mut reports } = Found::search(options);
-        let mut refuse = |name, error: CudaError| {
-            let Some(report) = reports.iter_mut().find(|report| report.name == name) else {
-                return;
-            };
-            report.version = None;
-            let path = report.path.take().unwrap_or_default();
-            report.refused.push(Refusal { path, cause: error.to_string() });
+        let Found { lt, dnn, reports } = Found::search(options);
+        let mut opened = Self { lt: None, dnn: None, reports };
+        match lt.map(|functions| Lt::open(functions, options.arch)).transpose() {
+            Ok(lt) => opened.lt = lt,
+            Err(error) => opened.refuse(CUBLAS_LT.name, &error),
+        }
+        match dnn.map(Dnn::open).transpose() {
+            Ok(dnn) => opened.dnn = dnn,
+            Err(error) => opened.refuse(CUDNN.name, &error),
+        }
+        opened
+    }
+
+    /// Says in a library's report why it is not used after all.
+    fn refuse(&mut self, name: &'static str, error: &CudaError) {
+        let Some(report) = self.reports.iter_mut().find(|report| report.name == name) else {
+            return;
         };
-        let lt = lt.and_then(|functions| {
-            Lt::open(functions, options.arch).map_err(|error| refuse(CUBLAS_LT.name, error)).ok()
-        });
-        let dnn = dnn.and_then(|functions| {
-            Dnn::open(functions).map_err(|error| refuse(CUDNN.name, error)).ok()
-        });
-        Self { lt, dnn, reports }
+        report.version = None;
+        let path = report.path.take().unwrap_or_default();
+        report.refused.push(Refusal { path, cause: error.to_string() });
     }
 
     /// What the libraries that are there compute; the rest is for own kernels.
@@ -136,25 +141,43 @@ impl Libraries {
 
     /// Uses each library once, so that all device memory that they take is taken; `scratch` are device bytes.
     ///
+    /// One that does not run on this card is absent from then on, with the reason in its report.
+    ///
     /// # Errors
-    /// A library's failure.
+    /// A failure after which the card cannot be used.
     ///
     /// # Safety
     /// `stream` is a live stream of the current context, and `scratch` so many bytes that outlive its work.
     pub unsafe fn warm_up(
-        &self,
+        &mut self,
         scratch: CUdeviceptr,
         scratch_bytes: u64,
         stream: CUstream,
     ) -> Result<(), CudaError> {
         if let Some(lt) = &self.lt {
             // SAFETY: as this function's.
-            unsafe { lt.warm_up(scratch, scratch_bytes, stream) }?;
+            let went = unsafe { lt.warm_up(scratch, scratch_bytes, stream) };
+            if let Err(error) = went {
+                self.give_up(CUBLAS_LT.name, error)?;
+                self.lt = None;
+            }
         }
         if let Some(dnn) = &self.dnn {
             // SAFETY: as this function's.
-            unsafe { dnn.warm_up(scratch, scratch_bytes, stream) }?;
+            let went = unsafe { dnn.warm_up(scratch, scratch_bytes, stream) };
+            if let Err(error) = went {
+                self.give_up(CUDNN.name, error)?;
+                self.dnn = None;
+            }
         }
+        Ok(())
+    }
+
+    fn give_up(&mut self, name: &'static str, error: CudaError) -> Result<(), CudaError> {
+        if error.is_sticky() {
+            return Err(error);
+        }
+        self.refuse(name, &error);
         Ok(())
     }
 }
