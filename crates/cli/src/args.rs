@@ -56,9 +56,15 @@ pub(crate) struct RunArgs {
     /// min (the smallest that works)
     #[arg(long, value_name = "LINE", default_value = "80%")]
     pub(crate) vram: LineArg,
-    /// Where the run is carried out
-    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    /// Where the run is carried out: auto (an NVIDIA card if there is one), cuda, cuda:1, cpu or sim
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceName,
+    /// Folder to look for cuBLASLt and cuDNN in first; may be given more than once
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cuda_lib_dir: Vec<PathBuf>,
+    /// Which kernels a card runs: auto (libraries where they are found), or own (the driver alone)
+    #[arg(long, value_enum, default_value_t = KernelsName::Auto)]
+    pub(crate) kernels: KernelsName,
     /// Dtype of activations; sums are always f32
     #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
     pub(crate) dtype: DTypeName,
@@ -151,10 +157,35 @@ impl FromStr for LineArg {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// A device as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceName {
+    Auto,
+    Cuda(u32),
     Cpu,
     Sim,
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let index = |text: &str| text.parse().map(Self::Cuda).ok();
+        let known = match text {
+            "auto" => Some(Self::Auto),
+            "cuda" => Some(Self::Cuda(0)),
+            "cpu" => Some(Self::Cpu),
+            "sim" => Some(Self::Sim),
+            other => other.strip_prefix("cuda:").and_then(index),
+        };
+        known.ok_or_else(|| "expected auto, cuda, cuda:N, cpu or sim".to_owned())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KernelsName {
+    Auto,
+    Own,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

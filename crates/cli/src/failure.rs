@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use plimsoll_device_cuda::CudaError;
 use plimsoll_pipeline::{Kind, PipelineError};
 use plimsoll_weights::{WeightsError, WriteError};
 
@@ -21,6 +22,8 @@ pub(crate) enum Failure {
     #[error("cannot read {path}: {cause}")]
     Read { path: String, cause: std::io::Error },
     #[error(transparent)]
+    Cuda(CudaError),
+    #[error(transparent)]
     WriteWeights(#[from] WriteError),
 }
 
@@ -28,10 +31,10 @@ impl Failure {
     /// 2 usage, 3 infeasible, 4 bad file, 5 device, 130 cancelled.
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Cuda(CudaError::NoSuchDevice { .. }) => 2,
             Self::Weights(_) | Self::Read { .. } => 4,
             Self::WriteWeights(WriteError::Cancelled) => 130,
-            Self::Write { .. } | Self::WriteWeights(_) => 5,
+            Self::Cuda(_) | Self::Write { .. } | Self::WriteWeights(_) => 5,
             Self::Pipeline(error) => match error.kind() {
                 Kind::Usage => 2,
                 Kind::Infeasible => 3,

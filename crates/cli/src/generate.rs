@@ -8,7 +8,8 @@ use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable
 use plimsoll_plan::simulate;
 use serde_json::{Value, json};
 
-use crate::args::{DeviceName, GenerateArgs};
+use crate::args::GenerateArgs;
+use crate::executor::Executor;
 use crate::failure::Failure;
 use crate::progress::Bar;
 use crate::{interrupt, model, out, request, trace};
@@ -16,9 +17,9 @@ use crate::{interrupt, model, out, request, trace};
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let control = interrupt::control();
     let paths = output_paths(args)?;
-    check_outputs(args, &paths)?;
+    let executor = Executor::find(&args.run)?;
+    check_outputs(args, &paths, executor.computes())?;
 
-    let workers = request::workers(&args.run)?;
     let assembled = model::open(&args.run)?;
     let place = request::place_request(&args.run, assembled.defaults());
     let prompt = Prompt {
@@ -27,16 +28,18 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
         noise: args.noise.source(),
     };
-    let machine = request::machine(&args.run, workers, &assembled.graph(&place.run)?)?;
-    let target = request::target(&args.run, workers);
-    let mut placed = assembled.place(place, &machine, target).map_err(|failure| failure.error)?;
+    let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
+    let machine = machine.as_ref();
+    let device = executor.name();
+    let target = executor.target()?;
+    let mut placed = assembled.place(place, machine, target).map_err(|failure| failure.error)?;
 
-    let timeline = simulate(placed.graph(), placed.plan(), &machine);
+    let timeline = simulate(placed.graph(), placed.plan(), machine);
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
     let began = Instant::now();
     let wants_trace = args.trace.is_some();
     let generated = placed
-        .generate(&machine, &prompt, &control, wants_trace, &mut |progress| bar.show(progress));
+        .generate(machine, &prompt, &control, wants_trace, &mut |progress| bar.show(progress));
     bar.finish();
     let generated = generated?;
     let seconds_total = began.elapsed().as_secs_f64();
@@ -49,7 +52,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
     }
-    let summary = Summary { args, placed: &placed, generated: &generated, model, seconds_total };
+    let summary =
+        Summary { args, placed: &placed, generated: &generated, model, device, seconds_total };
     if args.run.json {
         out::result(&summary.json(&paths).to_string())
     } else {
@@ -58,8 +62,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
 }
 
 /// Every file that the run will write can be written, and none is another.
-fn check_outputs(args: &GenerateArgs, paths: &[PathBuf]) -> Result<(), Failure> {
-    if args.run.device == DeviceName::Cpu {
+fn check_outputs(args: &GenerateArgs, paths: &[PathBuf], computes: bool) -> Result<(), Failure> {
+    if computes {
         for path in [&args.output].into_iter().chain(paths) {
             check_writable(path).map_err(PipelineError::from)?;
         }
@@ -122,6 +126,7 @@ struct Summary<'a> {
     placed: &'a Placed,
     generated: &'a Generated,
     model: String,
+    device: &'static str,
     seconds_total: f64,
 }
 
@@ -150,10 +155,7 @@ impl Summary<'_> {
             "width": run.width,
             "height": run.height,
             "dtype": run.dtype.name(),
-            "device": match self.args.run.device {
-                DeviceName::Cpu => "cpu",
-                DeviceName::Sim => "sim",
-            },
+            "device": self.device,
             "offload": plan.offload,
             "prefetch": plan.prefetch,
             "plan_id": plan.id,
@@ -161,6 +163,7 @@ impl Summary<'_> {
             "predicted": plan.predicted,
             "measured": {
                 "vram_peak_bytes": report.stats.high_water_bytes,
+                "vram_process_bytes": self.generated.held_bytes,
                 "copied_bytes_per_step": report.copied_bytes_per_step,
                 "copied_bytes": report.stats.copied_bytes,
                 "seconds_per_step": report.seconds_per_step,
@@ -192,6 +195,14 @@ impl Summary<'_> {
             bytes(plan.line_bytes),
             bytes(plan.predicted.vram_peak_bytes),
         ));
+        if let Some(held) = self.generated.held_bytes {
+            lines.push(format!(
+                "process  {} (predicted {}: {} of them beside the arena)",
+                bytes(held),
+                bytes(plan.predicted.vram_process_bytes),
+                bytes(plan.reserved_bytes),
+            ));
+        }
         lines.push(format!(
             "streamed {} a step, {} in all (predicted {} a step)",
             bytes(report.copied_bytes_per_step),

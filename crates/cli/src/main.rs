@@ -7,6 +7,7 @@
 
 mod args;
 mod demo;
+mod executor;
 mod failure;
 mod generate;
 mod inspect;
@@ -33,6 +34,10 @@ static PANIC: Mutex<String> = Mutex::new(String::new());
 const BUG: u8 = 5;
 
 fn main() -> ExitCode {
+    // This program, started again to try something that might not come back.
+    if let Some(code) = plimsoll_device_cuda::probe_child(std::env::args_os().skip(1)) {
+        return code;
+    }
     let cli = Cli::parse();
     // A panic inside a library or a lane is contained there and becomes an error of one line; one that is not
     // becomes the line below. Neither prints a trace at a person.

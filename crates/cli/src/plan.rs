@@ -6,12 +6,13 @@ use plimsoll_plan::{Machine, explain};
 use serde_json::json;
 
 use crate::args::{PlanArgs, RunArgs};
+use crate::executor::Executor;
 use crate::failure::Failure;
 use crate::{model, out, request};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let args = &args.run;
-    let workers = request::workers(args)?;
+    let executor = Executor::find_for_plan(args)?;
     let (name, planned, machine) = match model::known(&args.model) {
         Some(_) if args.transformer.is_some() => {
             let what =
@@ -22,26 +23,26 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);
             let graph = shapes(&model, &request.run)?;
-            let machine = request::machine(args, workers, &graph)?;
+            let machine = executor.machine(args, &graph)?;
             let asked = plimsoll_plan::Request {
                 line: request.line,
                 offload: request.offload,
                 prefetch: request.prefetch,
             };
-            let plan =
-                plimsoll_plan::plan(&graph, &machine, &asked).map_err(PipelineError::from)?;
+            let plan = plimsoll_plan::plan(&graph, machine.as_ref(), &asked)
+                .map_err(PipelineError::from)?;
             (defaults.name, Planned { graph, plan }, machine)
         }
         None => {
             let assembled = model::open(args)?;
             let request = request::place_request(args, assembled.defaults());
             let graph = assembled.graph(&request.run)?;
-            let machine = request::machine(args, workers, &graph)?;
+            let machine = executor.machine(args, &graph)?;
             let name = assembled.defaults().name.clone();
-            (name, assembled.plan(&request, &machine)?, machine)
+            (name, assembled.plan(&request, machine.as_ref())?, machine)
         }
     };
-    print(args, &name, &planned, &machine)
+    print(args, &name, &planned, machine.as_ref())
 }
 
 fn print(

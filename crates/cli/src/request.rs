@@ -1,11 +1,9 @@
 //! What the options mean for the model at hand.
 
-use plimsoll_device::cpu::CpuMachine;
-use plimsoll_graph::Graph;
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Defaults, PipelineError, PlaceRequest, Target};
+use plimsoll_pipeline::{Defaults, PlaceRequest};
 
-use crate::args::{DeviceName, RunArgs};
+use crate::args::RunArgs;
 use crate::failure::Failure;
 
 /// Sizes, dtype and line of a run, with the model's defaults filled in.
@@ -36,30 +34,8 @@ pub(crate) fn workers(args: &RunArgs) -> Result<usize, Failure> {
     }
 }
 
-/// The device that carries the run out.
-pub(crate) fn target(args: &RunArgs, workers: usize) -> Target {
-    match args.device {
-        DeviceName::Cpu => Target::Cpu { workers },
-        DeviceName::Sim => Target::Sim(plimsoll_device::sim::SimFaults::default()),
-    }
-}
-
-/// The machine whose rates and memory the plan is for.
-pub(crate) fn machine(
-    args: &RunArgs,
-    workers: usize,
-    graph: &Graph,
-) -> Result<CpuMachine, Failure> {
-    let machine = if args.calibrate {
-        CpuMachine::calibrate(graph, workers).map_err(PipelineError::from)?
-    } else {
-        CpuMachine::default_rates(workers)
-    };
-    Ok(machine.with_vram_bytes(ram_bytes()))
-}
-
 /// Bytes of RAM, which are the CPU device's memory; 16 GiB where the system does not say.
-fn ram_bytes() -> u64 {
+pub(crate) fn ram_bytes() -> u64 {
     const UNKNOWN: u64 = 16 << 30;
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text

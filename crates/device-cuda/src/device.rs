@@ -183,6 +183,14 @@ impl Device for CudaDevice {
         self.arena.bytes()
     }
 
+    fn held_bytes(&self) -> Option<u64> {
+        self.card.held_bytes().ok()
+    }
+
+    fn notices(&self) -> Vec<String> {
+        self.host.notices().to_vec()
+    }
+
     fn run(
         &mut self,
         program: &Program<'_>,

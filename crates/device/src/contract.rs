@@ -340,6 +340,16 @@ pub trait Device: Send {
     /// Bytes of the arena, all that the device will ever use.
     fn arena_bytes(&self) -> u64;
 
+    /// Bytes of device memory that this process holds now, by the system's own meter; `None` where there is none.
+    fn held_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// What went another way than the best since the device was made, one line each.
+    fn notices(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether outputs are computed; false on a device that only keeps a clock.
     fn computes(&self) -> bool {
         true

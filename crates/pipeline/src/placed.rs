@@ -3,6 +3,7 @@
 use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
 use plimsoll_device::{Control, Device, DeviceError, HostDType};
+use plimsoll_device_cuda::{Card, CudaDevice};
 use plimsoll_exec::{Progress, Report, WeightBytes, WeightSource};
 use plimsoll_graph::Graph;
 use plimsoll_models::FluxRun;
@@ -35,13 +36,15 @@ pub struct PlaceRequest {
 }
 
 /// Which device carries the plan out.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug)]
 pub enum Target {
     /// The CPU's reference arithmetic in an arena of RAM.
     Cpu {
         /// Threads of the compute lane.
         workers: usize,
     },
+    /// An NVIDIA card.
+    Cuda(Box<Card>),
     /// A virtual clock: nothing is computed.
     Sim(SimFaults),
 }
@@ -70,6 +73,8 @@ pub struct Placed {
     request: PlaceRequest,
     planned: Planned,
     device: Box<dyn Device>,
+    /// Of the device's notices.
+    notices_told: usize,
 }
 
 impl std::fmt::Debug for Placed {
@@ -92,6 +97,8 @@ pub struct Generated {
     pub latents: Vec<Vec<f32>>,
     /// What the run measured.
     pub report: Report,
+    /// Bytes of device memory that the process held at the end, by the system's meter where there is one.
+    pub held_bytes: Option<u64>,
     /// What a person should know, such as a prompt that was cut.
     pub notices: Vec<String>,
 }
@@ -126,9 +133,20 @@ impl Assembled {
         machine: &dyn Machine,
         target: Target,
     ) -> Result<Placed, PlaceFailure> {
+        // Mappings are shared handles: the card keeps the pages that it borrows alive.
+        let mappings = self.host.mappings();
         self.place_on(request, machine, |planned, arena_bytes| {
             Ok(match target {
                 Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),
+                Target::Cuda(card) => {
+                    let plan = &planned.plan;
+                    card.require_line(plan.predicted.vram_process_bytes)?;
+                    card.try_files(&mappings);
+                    // No margin: on a card what is taken counts, whether or not it is touched.
+                    let mut device = CudaDevice::new(*card, plan.arena_bytes)?;
+                    device.set_mappings(&mappings);
+                    Box::new(device)
+                }
                 Target::Sim(faults) => Box::new(simulated(planned, arena_bytes, machine, faults)),
             })
         })
@@ -151,7 +169,9 @@ impl Assembled {
             Ok((planned, device))
         });
         match made {
-            Ok((planned, device)) => Ok(Placed { assembled: self, request, planned, device }),
+            Ok((planned, device)) => {
+                Ok(Placed { assembled: self, request, planned, device, notices_told: 0 })
+            }
             Err(error) => Err(PlaceFailure { assembled: Box::new(self), error }),
         }
     }
@@ -250,8 +270,13 @@ impl Placed {
             latent_sha256: Vec::new(),
             latents: Vec::new(),
             report,
+            held_bytes: self.device.held_bytes(),
             notices: inputs.notices,
         };
+        // Each is told once, by the run in which it came up.
+        let notices = self.device.notices();
+        generated.notices.extend_from_slice(notices.get(self.notices_told..).unwrap_or_default());
+        self.notices_told = notices.len();
         if !self.device.computes() {
             return Ok(generated);
         }

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plimsoll_models::{FluxModel, flux};
+use plimsoll_models::flux;
 use plimsoll_pipeline::PipelineError;
 use plimsoll_weights::{NewTensor, WeightDType, write_safetensors};
 use serde_json::json;
@@ -189,6 +189,8 @@ fn key(seed: u64, component: &str, name: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_models::FluxModel;
+
     use super::*;
 
     #[test]
