@@ -168,16 +168,16 @@ impl HostMemory {
         if self.options.register {
             let sources = segments().filter(|segment| is_same(segment)).map(|s| s.source);
             match self.registered.lend(sources) {
-                Ok(()) => {}
+                Ok(0) => {}
+                Ok(_) => {
+                    let bytes = self.registered.bytes();
+                    self.notice(format!(
+                        "{bytes} bytes of weight files are lent to the card, as much as this machine's memory \
+                         allows; the rest is copied through pinned memory"
+                    ));
+                }
                 Err(error) if error.is_sticky() => return Err(error),
                 Err(error) => self.stop_lending(&error.to_string()),
-            }
-            if !self.registered.has_budget() {
-                let bytes = self.registered.bytes();
-                self.notice(format!(
-                    "{bytes} bytes of weight files are lent to the card, as much as this machine's memory allows; \
-                     the rest is copied through pinned memory"
-                ));
             }
         }
         let mut prepared = PreparedCopies::default();

@@ -16,11 +16,9 @@ pub(crate) struct Rules {
     pub(crate) piece_bytes: u64,
     /// Bytes between two copies that are lent along with them.
     pub(crate) gap_bytes: u64,
-    /// Most bytes of all new pieces.
-    pub(crate) budget_bytes: u64,
 }
 
-/// New pieces that cover `copies`, as far as `registered` (sorted, disjoint) does not and the budget allows.
+/// New pieces that cover `copies`, as far as `registered` (sorted, disjoint) does not.
 ///
 /// The result is sorted, and disjoint from itself and from `registered`.
 pub(crate) fn pieces(copies: &[Span], registered: &[Span], rules: Rules) -> Vec<Span> {
@@ -44,13 +42,19 @@ pub(crate) fn pieces(copies: &[Span], registered: &[Span], rules: Rules) -> Vec<
             }
         }
     }
-    let mut left = rules.budget_bytes;
-    found.retain(|piece| {
-        let fits = length(piece) <= left;
-        left -= if fits { length(piece) } else { 0 };
-        fits
-    });
     found
+}
+
+/// The first `budget_bytes` of new pieces, and the bytes that are left out.
+pub(crate) fn within(pieces: Vec<Span>, budget_bytes: u64) -> (Vec<Span>, u64) {
+    let (mut left, mut left_out) = (budget_bytes, 0);
+    let kept = pieces.into_iter().filter_map(|piece| {
+        let bytes = length(&piece).min(left);
+        left -= bytes;
+        left_out += length(&piece) - bytes;
+        (bytes > 0).then(|| piece.start..piece.start + bytes)
+    });
+    (kept.collect(), left_out)
 }
 
 /// `span` cut where pieces (sorted, disjoint) begin and end; each part with the index of its piece, if it has one.
@@ -118,8 +122,6 @@ mod tests {
         }
     }
 
-    const ALL: u64 = u64::MAX;
-
     fn is_sorted_and_disjoint(spans: &[Span]) -> bool {
         spans.iter().all(|span| span.start < span.end)
             && spans.windows(2).all(|pair| pair[0].end <= pair[1].start)
@@ -139,11 +141,7 @@ mod tests {
                     start..start + random.below(60)
                 })
                 .collect();
-            let rules = Rules {
-                piece_bytes: 1 + random.below(100),
-                gap_bytes: random.below(10),
-                budget_bytes: ALL,
-            };
+            let rules = Rules { piece_bytes: 1 + random.below(100), gap_bytes: random.below(10) };
             // Some of an earlier program's copies are lent already.
             let earlier = &copies[..copies.len() / (1 + round % 3)];
             let old = pieces(&earlier[..earlier.len() / 2], &[], rules);
@@ -182,8 +180,7 @@ mod tests {
                     start..end
                 })
                 .collect();
-            let rules =
-                Rules { piece_bytes: 40 + random.below(60), gap_bytes: 2, budget_bytes: ALL };
+            let rules = Rules { piece_bytes: 40 + random.below(60), gap_bytes: 2 };
             let lent = pieces(&copies, &[], rules);
             for copy in &copies {
                 let mut parts = 0;
@@ -196,12 +193,15 @@ mod tests {
     #[test]
     fn the_budget_is_kept_and_what_it_leaves_out_has_no_piece() {
         let copies: Vec<Span> = (0..10).map(|at| at * 100..at * 100 + 50).collect();
-        let rules = Rules { piece_bytes: 1000, gap_bytes: 0, budget_bytes: 220 };
-        let lent = pieces(&copies, &[], rules);
-        assert_eq!(lent, copies[..4]);
+        let rules = Rules { piece_bytes: 1000, gap_bytes: 0 };
+        let (lent, left_out) = within(pieces(&copies, &[], rules), 220);
+        assert_eq!(lent, [&copies[..4], &[400..420]].concat());
+        assert_eq!(left_out, 280);
         let mut parts = Vec::new();
-        cut(330..420, &lent, |part, piece| parts.push((part, piece)));
-        assert_eq!(parts, vec![(330..350, Some(3)), (350..420, None)]);
-        assert!(pieces(&copies, &[], Rules { budget_bytes: 49, ..rules }).is_empty());
+        cut(330..460, &lent, |part, piece| parts.push((part, piece)));
+        let expected =
+            vec![(330..350, Some(3)), (350..400, None), (400..420, Some(4)), (420..460, None)];
+        assert_eq!(parts, expected);
+        assert_eq!(within(copies.clone(), 0), (Vec::new(), 500));
     }
 }

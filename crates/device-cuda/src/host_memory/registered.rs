@@ -48,11 +48,6 @@ impl Registered {
         self.lent_bytes
     }
 
-    /// Whether more could be lent.
-    pub(crate) fn has_budget(&self) -> bool {
-        self.lent_bytes < self.budget_bytes
-    }
-
     /// Lets go of mappings that are not among `mappings`, and takes on those that are new.
     pub(crate) fn keep(&mut self, mappings: &[SharedMapping]) {
         let (kept, dropped) = std::mem::take(&mut self.lent)
@@ -70,14 +65,15 @@ impl Registered {
         self.lent.sort_by_key(|lent| start_of(&lent.mapping));
     }
 
-    /// Lends what `sources` need of the mappings, as far as the budget goes.
+    /// Lends what `sources` need of the mappings, as far as the budget goes; returns the bytes that it leaves out.
     ///
     /// # Errors
     /// The driver's refusal; what was lent before it stays lent, and the rest is copied otherwise.
     pub(crate) fn lend<'s>(
         &mut self,
         sources: impl Iterator<Item = &'s [u8]>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<u64, CudaError> {
+        let mut left_out = 0;
         let mut copies: Vec<Vec<Span>> = vec![Vec::new(); self.lent.len()];
         for source in sources {
             if let Some((at, span)) = self.find(source) {
@@ -85,12 +81,11 @@ impl Registered {
             }
         }
         for (lent, copies) in self.lent.iter_mut().zip(&copies) {
-            let rules = Rules {
-                piece_bytes: PIECE_BYTES,
-                gap_bytes: GAP_BYTES,
-                budget_bytes: self.budget_bytes - self.lent_bytes,
-            };
-            for piece in pieces::pieces(copies, &lent.pieces, rules) {
+            let rules = Rules { piece_bytes: PIECE_BYTES, gap_bytes: GAP_BYTES };
+            let wanted = pieces::pieces(copies, &lent.pieces, rules);
+            let (kept, rest) = pieces::within(wanted, self.budget_bytes - self.lent_bytes);
+            left_out += rest;
+            for piece in kept {
                 // SAFETY: the mapping is held until the piece is taken back in `give_up` (1).
                 unsafe { driver::register(slice_of(&lent.mapping, &piece)) }?;
                 self.lent_bytes += pieces::length(&piece);
@@ -98,7 +93,7 @@ impl Registered {
                 lent.pieces.insert(at, piece);
             }
         }
-        Ok(())
+        Ok(left_out)
     }
 
     /// Cuts `source` where lent pieces begin and end; each part with whether it is lent.

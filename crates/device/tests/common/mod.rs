@@ -46,7 +46,7 @@ pub fn rounded(value: f64, dtype: DType) -> f64 {
     }
 }
 
-fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
+pub fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F32 => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
         DType::BF16 => {
@@ -79,7 +79,7 @@ impl Tensor {
 pub struct Lab {
     pub random: Random,
     pub end: u64,
-    uploads: Vec<(u64, DType, Vec<u8>)>,
+    pub uploads: Vec<(u64, DType, Vec<u8>)>,
 }
 
 impl Lab {
@@ -178,7 +178,7 @@ pub fn run_all(queue: &dyn Queue, program: &Program<'_>) -> Result<(), DeviceErr
     Ok(())
 }
 
-fn values_of(bytes: &[u8], dtype: DType) -> Vec<f64> {
+pub fn values_of(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F32 => {
             bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()

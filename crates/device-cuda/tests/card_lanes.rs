@@ -1,0 +1,553 @@
+//! A card's lanes: order, host memory in all ways, cancelling, failures, marks and meters.
+//!
+//! Run the test's binary on a machine with a card: `card_lanes-HASH --include-ignored --test-threads 1`.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+#![allow(missing_docs)]
+
+mod card;
+#[path = "../../device/tests/common/mod.rs"]
+mod common;
+
+use std::io::Write;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use common::{Random, bound, unit};
+use half::{bf16, f16};
+use plimsoll_device::{
+    Command, Control, Device, DeviceError, HostDType, Lane, Mat, OutputBuffer, Program, Queue,
+    Region, RunStats, Segment, SpanKind,
+};
+use plimsoll_device_cuda::{Card, CudaDevice, CudaError, HostOptions};
+use plimsoll_graph::{DType, OpKind, OutputId};
+use plimsoll_host::SharedMapping;
+
+fn mat(offset: u64, rows: u64, cols: u64, dtype: DType) -> Mat {
+    Mat { offset, rows, cols, stride: cols, dtype, step_bytes: 0 }
+}
+
+/// Where a stream's weights lie on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// In ordinary memory, of the arena's type: through windows, as bytes.
+    Memory,
+    /// In a mapped file: lent to the card.
+    Mapped,
+    /// In a mapped file that is in no list of mappings: through windows.
+    Unlisted,
+    /// As halves: through windows, cast.
+    Halves,
+}
+
+const SOURCES: [Source; 4] = [Source::Memory, Source::Mapped, Source::Unlisted, Source::Halves];
+
+/// Layers `x += repeat * w[layer]`, whose weights are streamed through some slots for some steps. Values are small
+/// integers, so that sums are exact and the host knows the result.
+struct Stream {
+    layers: usize,
+    steps: u32,
+    slots: usize,
+    elements: usize,
+    repeat: u32,
+    /// A copy is cut into this many segments.
+    segments: usize,
+    values: Vec<Vec<f32>>,
+    halves: Vec<Vec<u8>>,
+    words: Vec<Vec<u8>>,
+    zeros: Vec<u8>,
+    mapping: Option<SharedMapping>,
+    _file: Option<tempfile::NamedTempFile>,
+}
+
+/// Bytes before the weights in the file: an odd place, as files have.
+const HEADER: usize = 4 * 777;
+
+impl Stream {
+    fn new(random: &mut Random) -> Self {
+        let layers = 1 + random.below(7) as usize;
+        let elements = 1 << (8 + random.below(14));
+        let values: Vec<Vec<f32>> = (0..layers)
+            .map(|_| (0..elements).map(|_| random.below(9) as f32 - 4.0).collect())
+            .collect();
+        let words: Vec<Vec<u8>> = values
+            .iter()
+            .map(|layer| layer.iter().flat_map(|value| value.to_le_bytes()).collect())
+            .collect();
+        let halves = values
+            .iter()
+            .map(|layer| layer.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect())
+            .collect();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[7; HEADER]).unwrap();
+        words.iter().for_each(|layer| file.write_all(layer).unwrap());
+        file.flush().unwrap();
+        let mapping = SharedMapping::open(file.path()).unwrap();
+        Self {
+            layers,
+            steps: 1 + random.below(6) as u32,
+            slots: 1 + random.below(3) as usize,
+            elements,
+            repeat: 1 + random.below(12) as u32,
+            segments: 1 + random.below(5) as usize,
+            values,
+            halves,
+            words,
+            zeros: vec![0; elements * 4],
+            mapping: Some(mapping),
+            _file: Some(file),
+        }
+    }
+
+    /// One that takes a few milliseconds.
+    fn long(random: &mut Random) -> Self {
+        loop {
+            let stream = Self::new(random);
+            if stream.elements >= 1 << 19 && stream.layers >= 4 && stream.steps >= 4 {
+                return stream;
+            }
+        }
+    }
+
+    fn total(&self) -> usize {
+        self.layers * self.steps as usize
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        self.elements as u64 * 4
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        (self.slots as u64 + 1) * self.slot_bytes()
+    }
+
+    fn x(&self) -> Mat {
+        mat(self.slots as u64 * self.slot_bytes(), 1, self.elements as u64, DType::F32)
+    }
+
+    fn slot(&self, at: usize) -> u64 {
+        (at % self.slots) as u64 * self.slot_bytes()
+    }
+
+    fn copy(&self, at: usize, source: Source) -> plimsoll_device::BoundCopy<'_> {
+        let layer = at % self.layers;
+        let bytes: &[u8] = match (source, &self.mapping) {
+            (Source::Memory, _) => &self.words[layer],
+            (Source::Halves, _) => &self.halves[layer],
+            (_, Some(mapping)) => {
+                let start = HEADER + layer * self.elements * 4;
+                &mapping.bytes()[start..start + self.elements * 4]
+            }
+            (_, None) => unreachable!("a stream has a file"),
+        };
+        let source_dtype = if source == Source::Halves { HostDType::F16 } else { HostDType::F32 };
+        let width = source_dtype.bytes() as usize;
+        let each = self.elements.div_ceil(self.segments) * width;
+        let mut copy = unit(Segment {
+            source: bytes,
+            source_dtype,
+            target: self.slot(at),
+            target_dtype: DType::F32,
+        });
+        let mut target = self.slot(at);
+        copy.segments = bytes
+            .chunks(each)
+            .map(|source| {
+                let segment = Segment { source, source_dtype, target, target_dtype: DType::F32 };
+                target += (source.len() / width * 4) as u64;
+                segment
+            })
+            .collect();
+        copy
+    }
+
+    fn program(&self, source: Source, trace: bool) -> Program<'_> {
+        let x = self.x();
+        let total = self.total();
+        let start = Segment {
+            source: &self.zeros,
+            source_dtype: HostDType::F32,
+            target: x.offset,
+            target_dtype: DType::F32,
+        };
+        let copies = (0..total).map(|at| self.copy(at, source)).chain([unit(start)]).collect();
+        let add = |at: usize| OpKind::AddWeight {
+            a: x,
+            weight: mat(self.slot(at), 1, self.elements as u64, DType::F32),
+            out: x,
+        };
+        let mut ops: Vec<_> = (0..total).map(|at| bound(add(at), Region::default())).collect();
+        ops.push(bound(OpKind::Output { output: OutputId(0), x }, Region::default()));
+        Program {
+            ops,
+            copies,
+            outputs: vec![OutputBuffer { bytes: Mutex::new(vec![0; self.elements * 4].into()) }],
+            steps: self.steps,
+            mark_count: self.steps + 1,
+            trace,
+            command_count: total as u64 * (1 + u64::from(self.repeat)) + 2,
+            ..Program::default()
+        }
+    }
+
+    fn drive(&self, queue: &dyn Queue) -> Result<(), DeviceError> {
+        let total = self.total() as u32;
+        queue.enqueue(Lane::Copy, Command::Copy { copy: total, step: None })?;
+        for at in 0..total {
+            let step = at / self.layers as u32;
+            if at % self.layers as u32 == 0 {
+                queue.enqueue(Lane::Compute, Command::Mark(step))?;
+            }
+            if let Some(count) = (at + 1).checked_sub(self.slots as u32).filter(|count| *count > 0)
+            {
+                // The slot's last reader is done.
+                let count = u64::from(count);
+                queue.enqueue(Lane::Copy, Command::Wait { lane: Lane::Compute, count })?;
+            }
+            queue.enqueue(Lane::Copy, Command::Copy { copy: at, step: Some(step) })?;
+            queue.enqueue(Lane::Copy, Command::Signal)?;
+            let wait = Command::Wait { lane: Lane::Copy, count: u64::from(at) + 1 };
+            queue.enqueue(Lane::Compute, wait)?;
+            for _ in 0..self.repeat {
+                queue.enqueue(Lane::Compute, Command::Run { op: at, step })?;
+            }
+            queue.enqueue(Lane::Compute, Command::Signal)?;
+            if at >= 8 {
+                queue.wait(Lane::Compute, u64::from(at) - 7)?;
+            }
+        }
+        queue.enqueue(Lane::Compute, Command::Run { op: total, step: 0 })?;
+        queue.enqueue(Lane::Compute, Command::Mark(self.steps))
+    }
+
+    fn run(
+        &self,
+        device: &mut CudaDevice,
+        source: Source,
+        control: &Control,
+    ) -> Result<(RunStats, Vec<u8>), DeviceError> {
+        let program = self.program(source, false);
+        let stats = device.run(&program, control, &mut |queue| self.drive(queue))?;
+        let bytes = program.outputs[0].bytes.lock().unwrap().to_vec();
+        Ok((stats, bytes))
+    }
+
+    fn expected(&self) -> Vec<u8> {
+        let times = (self.steps * self.repeat) as f32;
+        let sum = |at: usize| self.values.iter().map(|layer| layer[at]).sum::<f32>() * times;
+        (0..self.elements).flat_map(|at| sum(at).to_le_bytes()).collect()
+    }
+
+    fn list(&self, device: &mut CudaDevice, source: Source) {
+        let listed: Vec<SharedMapping> =
+            self.mapping.iter().filter(|_| source == Source::Mapped).cloned().collect();
+        device.set_mappings(&listed);
+    }
+}
+
+fn card_device(arena_bytes: u64) -> Option<CudaDevice> {
+    card::device(arena_bytes, card::options())
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn random_streams_give_the_hosts_bits_from_every_source() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let mut random = Random(11);
+    for round in 0..60 {
+        let stream = Stream::new(&mut random);
+        let expected = stream.expected();
+        for source in SOURCES {
+            stream.list(&mut device, source);
+            device.reset_pattern().unwrap();
+            let (stats, bytes) = stream.run(&mut device, source, &Control::default()).unwrap();
+            assert!(bytes == expected, "round {round}, {source:?}: other bits");
+            assert_eq!(device.registered_bytes() > 0, source == Source::Mapped, "{source:?}");
+            let per_step = stream.layers as u64 * stream.slot_bytes();
+            assert_eq!(stats.copied_bytes_by_step, vec![per_step; stream.steps as usize]);
+            let all = per_step * u64::from(stream.steps) + stream.slot_bytes();
+            assert_eq!(stats.copied_bytes, all);
+            assert_eq!(stats.high_water_bytes, stream.arena_bytes());
+            assert!(stats.marks.windows(2).all(|pair| pair[0] <= pair[1]));
+            assert!(stats.seconds >= stats.marks[stream.steps as usize]);
+        }
+        stream.list(&mut device, Source::Memory);
+        assert_eq!(device.registered_bytes(), 0, "everything is taken back");
+    }
+    assert!(device.notices().is_empty(), "{:?}", device.notices());
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_file_beyond_the_budget_is_partly_lent_with_the_same_bits() {
+    let mut options = card::options();
+    options.host = HostOptions { registered_bytes_max: Some(3 << 20), ..options.host };
+    let Some(mut device) = card::device(64 << 20, options) else { return };
+    let stream = Stream::long(&mut Random(3));
+    stream.list(&mut device, Source::Mapped);
+    let (_, bytes) = stream.run(&mut device, Source::Mapped, &Control::default()).unwrap();
+    assert!(bytes == stream.expected());
+    assert_eq!(device.registered_bytes(), 3 << 20);
+    assert_eq!(device.notices().len(), 1, "{:?}", device.notices());
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_trace_shows_copies_before_their_readers() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let mut stream = Stream::long(&mut Random(4));
+    stream.repeat = 1;
+    for source in SOURCES {
+        stream.list(&mut device, source);
+        let program = stream.program(source, true);
+        let stats =
+            device.run(&program, &Control::default(), &mut |queue| stream.drive(queue)).unwrap();
+        let total = stream.total();
+        assert_eq!(stats.spans.len(), 2 * total + 2);
+        let span = |kind, index: usize| {
+            *stats.spans.iter().find(|s| s.kind == kind && s.index as usize == index).unwrap()
+        };
+        // Clocks of events are good to half a microsecond.
+        let grain = 1e-6;
+        for at in 0..total {
+            let (copy, op) = (span(SpanKind::Copy, at), span(SpanKind::Op, at));
+            assert!(copy.end <= op.start + grain, "op {at} began before its weights were there");
+            if at >= stream.slots {
+                let reader = span(SpanKind::Op, at - stream.slots);
+                assert!(reader.end <= copy.start + grain, "copy {at} overran a reader");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_cancelled_device_runs_again_with_the_same_bits_and_memory() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let mut random = Random(8);
+    let stream = Stream::long(&mut random);
+    let whole = stream.expected();
+    let mut cancelled = 0;
+    let mut held = None;
+    for round in 0..100 {
+        let source = SOURCES[round % 4];
+        stream.list(&mut device, source);
+        let begin = Instant::now();
+        let (_, again) = stream.run(&mut device, source, &Control::default()).unwrap();
+        let usual = begin.elapsed();
+        assert!(again == whole, "round {round}: other bits after a cancelled run");
+        let control = Control::default();
+        let delay = usual.mul_f64(random.below(1000) as f64 / 1000.0);
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(delay);
+                control.cancel();
+            });
+            stream.run(&mut device, source, &control)
+        });
+        match result {
+            Err(DeviceError::Cancelled) => cancelled += 1,
+            Ok((_, bytes)) => assert!(bytes == whole),
+            Err(other) => panic!("{other}"),
+        }
+        let now = device.card().held_bytes().unwrap();
+        // After the first rounds everything is taken that ever will be.
+        if round >= 8 {
+            assert_eq!(*held.get_or_insert(now), now, "round {round}: other memory");
+        }
+    }
+    assert!(cancelled >= 20, "only {cancelled} runs were cancelled in time");
+    let control = Control::default();
+    control.cancel();
+    let refused = stream.run(&mut device, Source::Memory, &control);
+    assert!(matches!(refused, Err(DeviceError::Cancelled)));
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn cancelling_wakes_a_lane_that_waits_for_ever() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let stream = Stream::new(&mut Random(1));
+    let program = stream.program(Source::Memory, false);
+    let control = Control::default();
+    let begin = Instant::now();
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            control.cancel();
+        });
+        device.run(&program, &control, &mut |queue| {
+            queue.enqueue(Lane::Copy, Command::Wait { lane: Lane::Compute, count: 1 })?;
+            queue.wait(Lane::Copy, 1)
+        })
+    });
+    assert!(matches!(result, Err(DeviceError::Cancelled)));
+    assert!(begin.elapsed() < Duration::from_millis(500));
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_full_ring_and_a_full_pool_make_the_caller_wait() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let stream = Stream::new(&mut Random(2));
+    let program = stream.program(Source::Memory, false);
+    let stats = device
+        .run(&program, &Control::default(), &mut |queue| {
+            for count in 1..=20_000u64 {
+                queue.enqueue(Lane::Copy, Command::Signal)?;
+                queue.enqueue(Lane::Compute, Command::Wait { lane: Lane::Copy, count })?;
+                queue.enqueue(Lane::Compute, Command::Signal)?;
+            }
+            queue.wait(Lane::Compute, 20_000)?;
+            // Counts that were passed long ago order nothing.
+            queue.enqueue(Lane::Copy, Command::Wait { lane: Lane::Compute, count: 1 })?;
+            queue.wait(Lane::Copy, 3)
+        })
+        .unwrap();
+    assert_eq!((stats.copied_bytes, stats.high_water_bytes), (0, 0), "nothing was touched");
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_lane_that_fails_is_an_error_and_the_device_goes_on() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let stream = Stream::new(&mut Random(5));
+    let program = stream.program(Source::Memory, false);
+    let died = device.run(&program, &Control::default(), &mut |queue| {
+        queue.enqueue(Lane::Compute, Command::Run { op: 9999, step: 0 })?;
+        let told = queue.wait(Lane::Compute, 1);
+        assert!(matches!(told, Err(DeviceError::LaneDied { .. })), "{told:?}");
+        told
+    });
+    assert!(matches!(died, Err(DeviceError::LaneDied { lane: "compute", .. })), "{died:?}");
+    let wrong = device.run(&program, &Control::default(), &mut |queue| {
+        queue.enqueue(Lane::Copy, Command::Run { op: 0, step: 0 })
+    });
+    assert!(matches!(wrong, Err(DeviceError::Unsupported { .. })), "{wrong:?}");
+    let own = device.run(&program, &Control::default(), &mut |queue| {
+        queue.enqueue(Lane::Copy, Command::Copy { copy: 0, step: None })?;
+        Err(DeviceError::RowOutOfTable { row: 1, rows: 1 })
+    });
+    assert!(matches!(own, Err(DeviceError::RowOutOfTable { .. })), "{own:?}");
+    let (_, bytes) = stream.run(&mut device, Source::Memory, &Control::default()).unwrap();
+    assert!(bytes == stream.expected());
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn a_program_cannot_leave_the_arena() {
+    let stream = Stream::new(&mut Random(6));
+    let Some(mut device) = card_device(stream.arena_bytes()) else { return };
+    for far in [stream.arena_bytes() - 4, 1 << 40, u64::MAX - 3] {
+        let mut program = stream.program(Source::Memory, false);
+        if let OpKind::AddWeight { weight, .. } = &mut program.ops[0].op.kind {
+            weight.offset = far;
+        }
+        let refused = device.run(&program, &Control::default(), &mut |_| panic!("started"));
+        if stream.elements > 1 {
+            assert!(matches!(refused, Err(DeviceError::OutOfArena { .. })), "{refused:?}");
+        }
+        let mut program = stream.program(Source::Memory, false);
+        program.copies[0].segments[0].target = far;
+        let refused = device.run(&program, &Control::default(), &mut |_| panic!("started"));
+        assert!(matches!(refused, Err(DeviceError::OutOfArena { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn copies_cast_to_nearest_even() {
+    let Some(mut device) = card_device(64 << 20) else { return };
+    let numbers: Vec<f32> = (0..9_000_000u32)
+        .map(|at| f32::from_bits(0x3F80_0000 + at.wrapping_mul(0x1FFF) % 0x4000_0000))
+        .chain([f32::INFINITY, -0.0, f32::MIN_POSITIVE / 8.0, 65520.0])
+        .collect();
+    let source: Vec<u8> =
+        std::iter::once(0).chain(numbers.iter().flat_map(|v| v.to_le_bytes())).collect();
+    let target = mat(256, 1, numbers.len() as u64, DType::BF16);
+    let program = Program {
+        copies: vec![unit(Segment {
+            // An odd address: files promise nothing.
+            source: &source[1..],
+            source_dtype: HostDType::F32,
+            target: 256,
+            target_dtype: DType::BF16,
+        })],
+        ops: vec![bound(OpKind::Output { output: OutputId(0), x: target }, Region::default())],
+        outputs: vec![OutputBuffer { bytes: Mutex::new(vec![0; numbers.len() * 2].into()) }],
+        ..Program::default()
+    };
+    let drive = &mut |queue: &dyn Queue| common::run_all(queue, &program);
+    let stats = device.run(&program, &Control::default(), drive).unwrap();
+    assert_eq!(stats.copied_bytes, numbers.len() as u64 * 2);
+    let expected: Vec<u8> =
+        numbers.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+    assert!(program.outputs[0].bytes.lock().unwrap()[..] == expected[..]);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn the_high_water_mark_is_found_by_the_pattern() {
+    let Some(mut device) = card_device(10_001) else { return };
+    assert_eq!(device.high_water_bytes().unwrap(), 0);
+    for (offset, expected) in [(0u64, 256u64), (252, 256), (256, 512), (9_996, 10_240)] {
+        device.reset_pattern().unwrap();
+        let program = Program {
+            copies: vec![unit(Segment {
+                source: &[0; 4],
+                source_dtype: HostDType::F32,
+                target: offset,
+                target_dtype: DType::F32,
+            })],
+            ..Program::default()
+        };
+        let drive = &mut |queue: &dyn Queue| common::run_all(queue, &program);
+        let stats = device.run(&program, &Control::default(), drive).unwrap();
+        assert_eq!(stats.high_water_bytes, expected);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn what_is_held_is_what_was_said() {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let Some(card) = card::open(card::options()) else { return };
+    let (reserved, kind) = (card.reserved_bytes(), card.meter_kind());
+    println!(
+        "{}, {:?}, driver {}; libraries{}; held {:.1} MiB by {kind:?}, reserved {:.1} MiB",
+        card.name(),
+        card.arch(),
+        card.driver_version(),
+        card.libraries().arithmetic(),
+        mib(card.held_bytes().unwrap()),
+        mib(reserved)
+    );
+    let total = card.total_bytes();
+    let busy = CudaDevice::new(card, total);
+    assert!(matches!(busy, Err(CudaError::Busy { total_bytes, .. }) if total_bytes == total));
+    let Err(none) = Card::open(77, card::options()) else { panic!("a 78th card") };
+    assert!(matches!(none, CudaError::NoSuchDevice { index: 77, .. }), "{none}");
+    for arena_bytes in [0, 1 << 20, (1 << 30) - 256, 8 << 30] {
+        let begin = Instant::now();
+        let Some(mut device) = card_device(arena_bytes) else { return };
+        let opened = begin.elapsed();
+        let begin = Instant::now();
+        assert_eq!(device.high_water_bytes().unwrap(), 0);
+        let scanned = begin.elapsed();
+        let stream = Stream::new(&mut Random(12));
+        if stream.arena_bytes() <= arena_bytes {
+            let bytes = stream.run(&mut device, Source::Halves, &Control::default()).unwrap().1;
+            assert!(bytes == stream.expected());
+        }
+        let taken = CudaDevice::taken_bytes(arena_bytes).unwrap();
+        let held = device.card().held_bytes().unwrap();
+        let most = device.card().reserved_bytes() + taken;
+        println!(
+            "arena {:.1} MiB: held {:.1} MiB, at most {:.1}; opened in {opened:.2?}, scanned in {scanned:.2?}",
+            mib(arena_bytes),
+            mib(held),
+            mib(most)
+        );
+        assert!(held <= most);
+    }
+}
