@@ -153,8 +153,13 @@ __device__ __forceinline__ void store(const Matrix &m, uint32_t row, uint32_t co
 // Below, `exp_f32` is 0.
 constexpr float EXP_LOWEST = -87.33654f;
 
-// e^x for -87.3 <= x <= 88.3, at most 1 unit in the last place off. Source: Cephes' expf.
-__device__ __forceinline__ float exp_within(float x) {
+// A number between 1/2 and 2 or so, and the power of two that makes it e^x, for -87.3 <= x <= 88.3; their product is
+// exact, and at most 1 unit in the last place off. Source: Cephes' expf.
+struct Exponential {
+  float value, power;
+};
+
+__device__ __forceinline__ Exponential exp_within(float x) {
   // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
   const float round = 12582912.0f;
   const float shifted = __fmaf_rn(x, 1.44269504f, round);
@@ -168,14 +173,14 @@ __device__ __forceinline__ float exp_within(float x) {
   p = __fmaf_rn(p, r, 0.5f);
   const float value = __fadd_rn(__fmaf_rn(p, __fmul_rn(r, r), r), 1.0f);
   // The low bits of `shifted` hold `n`; the rest of them falls off the end.
-  return __fmul_rn(value, __uint_as_float((__float_as_uint(shifted) + 127u) << 23));
+  return {value, __uint_as_float(__float_as_uint(shifted) * (1u << 23) + (127u << 23))};
 }
 
 // e^x: exactly 0 below -87.3, constant above 88.3, NaN for NaN.
 __device__ __forceinline__ float exp_f32(float x) {
   const float bounded = x > 88.3f ? 88.3f : x;
-  const float value = exp_within(bounded < EXP_LOWEST ? EXP_LOWEST : bounded);
-  return x < EXP_LOWEST ? 0.0f : value;
+  const Exponential e = exp_within(bounded < EXP_LOWEST ? EXP_LOWEST : bounded);
+  return x < EXP_LOWEST ? 0.0f : __fmul_rn(e.value, e.power);
 }
 
 // 1 / x for 1 <= x <= 2^120, about 1 unit in the last place off: each step cubes what the guess is off by.
@@ -189,10 +194,11 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// x / (1 + e^-z), about 3 units in the last place off.
+// x / (1 + e^-z), about 3 units in the last place off. The bounds keep `reciprocal` in its range; that they turn a
+// `z` that is not a number into one does no harm, since then `x` is none either.
 __device__ __forceinline__ float gated(float x, float z) {
-  const float high = -z > 80.0f ? 80.0f : -z;
-  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp_within(high < EXP_LOWEST ? EXP_LOWEST : high))));
+  const Exponential e = exp_within(fmaxf(fminf(-z, 80.0f), EXP_LOWEST));
+  return __fmul_rn(x, reciprocal(__fmaf_rn(e.value, e.power, 1.0f)));
 }
 
 __device__ __forceinline__ float silu(float x) { return gated(x, x); }

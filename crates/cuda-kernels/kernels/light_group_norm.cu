@@ -54,13 +54,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       squares[lane * channels + channel + i] = square[i];
     }
   }
+  // Over the lanes, channel by channel, then over the channels of each group.
+  __syncthreads();
+  for (uint32_t at = threadIdx.x; at < channels; at += THREADS) {
+    float total = totals[at], square = squares[at];
+    for (uint32_t other = at + channels; other < lanes * channels; other += channels) {
+      total = __fadd_rn(total, totals[other]);
+      square = __fadd_rn(square, squares[other]);
+    }
+    totals[at] = total;
+    squares[at] = square;
+  }
   __syncthreads();
   for (uint32_t group = threadIdx.x / 32; group < groups; group += THREADS / 32) {
     float total = 0.0f, square = 0.0f;
-    for (uint32_t at = threadIdx.x % 32; at < lanes * width; at += 32) {
-      const uint32_t place = at / width * channels + group * width + at % width;
-      total = __fadd_rn(total, totals[place]);
-      square = __fadd_rn(square, squares[place]);
+    for (uint32_t at = threadIdx.x % 32; at < width; at += 32) {
+      total = __fadd_rn(total, totals[group * width + at]);
+      square = __fadd_rn(square, squares[group * width + at]);
     }
     total = sum_lanes<32>(total);
     square = sum_lanes<32>(square);
@@ -142,7 +152,7 @@ struct Affine {
 
   __device__ __forceinline__ void apply(float (&v)[W], uint32_t with_silu) const {
 #pragma unroll
-    for (int i = 0; i < W; i++) v[i] = __fadd_rn(__fmul_rn(__fsub_rn(v[i], mean[i]), factor[i]), addend[i]);
+    for (int i = 0; i < W; i++) v[i] = __fmaf_rn(__fsub_rn(v[i], mean[i]), factor[i], addend[i]);
     if (with_silu) {
 #pragma unroll
       for (int i = 0; i < W; i++) v[i] = silu(v[i]);

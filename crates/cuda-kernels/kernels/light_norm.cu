@@ -30,28 +30,25 @@ __device__ __forceinline__ float inverse_deviation(float squares, uint32_t cols,
   return __frsqrt_rn(__fadd_rn(__fdiv_rn(squares, float(cols)), eps));
 }
 
-template <int W>
-__device__ __forceinline__ void finish(const Normal &normal, const Matrix &factor, const Matrix &addend,
-                                       const Matrix &out, uint32_t row, uint32_t col, float (&v)[W]) {
-  float f[W], a[W] = {};
-  load_parameter<W>(factor, col, f);
-  if (normal.kind != RMS) load_parameter<W>(addend, col, a);
-#pragma unroll
-  for (int i = 0; i < W; i++) v[i] = normal.apply(v[i], f[i], a[i]);
-  store<W>(out, row, col, v);
-}
-
 // Every operand is bf16.
 template <int V, int THREADS>
 __device__ __forceinline__ void norm(const Matrix &x, const Matrix &factor, const Matrix &addend,
                                      const Matrix &out, uint32_t cols, uint32_t kind, float eps) {
   __shared__ float scratch[2][THREADS / 32];
   const uint32_t row = blockIdx.x;
-  uint4 packed[V];
+  uint4 packed[V], factors[V], addends[V];
 #pragma unroll
   for (int j = 0; j < V; j++) {
     const uint32_t col = (j * THREADS + threadIdx.x) * 8;
     packed[j] = col < cols ? load_16(x.at(row, col)) : make_uint4(0, 0, 0, 0);
+  }
+  // On their way while the sums are taken.
+#pragma unroll
+  for (int j = 0; j < V; j++) {
+    const uint32_t col = (j * THREADS + threadIdx.x) * 8;
+    if (col >= cols) break;
+    factors[j] = load_16_shared(factor.at(0, col));
+    if (kind != RMS) addends[j] = load_16_shared(addend.at(0, col));
   }
   float mean = 0.0f;
   if (kind != RMS) {
@@ -83,9 +80,13 @@ __device__ __forceinline__ void norm(const Matrix &x, const Matrix &factor, cons
   for (int j = 0; j < V; j++) {
     const uint32_t col = (j * THREADS + threadIdx.x) * 8;
     if (col >= cols) break;
-    float v[8];
+    float v[8], f[8], a[8] = {};
     unpack_8(packed[j], v);
-    finish<8>(normal, factor, addend, out, row, col, v);
+    unpack_8(factors[j], f);
+    if (kind != RMS) unpack_8(addends[j], a);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = normal.apply(v[i], f[i], a[i]);
+    store<8>(out, row, col, v);
   }
 }
 
@@ -117,8 +118,13 @@ __device__ __forceinline__ void norm_wide(const Matrix &x, const Matrix &factor,
   squares = sum_block<THREADS>(squares, scratch[1]);
   const Normal normal{kind, mean, inverse_deviation(squares, cols, eps), !out.f32};
   for (uint32_t col = threadIdx.x * W; col < cols; col += THREADS * W) {
+    float f[W], a[W] = {};
     load<W>(x, row, col, v);
-    finish<W>(normal, factor, addend, out, row, col, v);
+    load_parameter<W>(factor, col, f);
+    if (kind != RMS) load_parameter<W>(addend, col, a);
+#pragma unroll
+    for (int i = 0; i < W; i++) v[i] = normal.apply(v[i], f[i], a[i]);
+    store<W>(out, row, col, v);
   }
 }
 

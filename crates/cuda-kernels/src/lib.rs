@@ -16,6 +16,8 @@
 mod arch;
 mod lower;
 mod shape;
+#[cfg(test)]
+mod signature;
 mod task;
 
 pub use arch::{Arch, Cubin};

@@ -56,7 +56,7 @@ pub(super) fn tasks(op: &BoundOp) -> Result<Vec<Task>, Unsupported> {
 pub(super) fn workspace_bytes(op: &OpKind<Shape, Shape>) -> u64 {
     match op {
         OpKind::GroupNorm { x, groups, .. } => {
-            group_norm::Chunks::of(x.rows, x.cols).scratch_bytes(*groups)
+            group_norm::Chunks::of_sums(x.rows, x.cols).scratch_bytes(*groups)
         }
         _ => 0,
     }

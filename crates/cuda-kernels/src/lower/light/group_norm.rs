@@ -6,8 +6,12 @@ use plimsoll_plan::Region;
 use super::operands::{Arguments, THREADS, VECTOR, is_vector, number, require_numbers};
 use crate::task::{Launch, Unsupported};
 
-/// Chunks at most: enough blocks for any card, few enough sums for one block a group to add.
-const CHUNKS_MOST: u64 = 1024;
+/// Chunks that are summed, at most: enough for any card to run all at once, few enough for one block a group to
+/// add.
+const SUMS_MOST: u64 = 512;
+
+/// Chunks of the result, at most.
+const APPLY_MOST: u64 = 2048;
 
 /// Pixels that a thread takes at least, so that its parameters pay.
 const THREAD_PIXELS_LEAST: u64 = 4;
@@ -26,11 +30,16 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    pub(super) fn of(pixels: u64, channels: u64) -> Self {
+    /// How pixels are cut for their sums.
+    pub(super) fn of_sums(pixels: u64, channels: u64) -> Self {
+        Self::of(pixels, channels, SUMS_MOST)
+    }
+
+    fn of(pixels: u64, channels: u64, most: u64) -> Self {
         // Pixels that a block of vectors computes side by side.
         let lanes = (VECTOR_CHANNELS_MOST / channels.max(1)).clamp(1, VECTOR_CHANNELS_MOST);
         let least = lanes * THREAD_PIXELS_LEAST;
-        let chunk = pixels.div_ceil(CHUNKS_MOST).max(1).next_multiple_of(least);
+        let chunk = pixels.div_ceil(most).max(1).next_multiple_of(least);
         Self { pixels: chunk, count: pixels.div_ceil(chunk).max(1) }
     }
 
@@ -71,7 +80,8 @@ pub(super) fn launches(
     if !is_whole {
         return Err(Unsupported { what: format!("{name}: {channels} channels in {groups} groups") });
     }
-    let chunks = Chunks::of(pixels, channels);
+    let chunks = Chunks::of_sums(pixels, channels);
+    let bands = Chunks::of(pixels, channels, APPLY_MOST);
     if workspace.bytes < chunks.scratch_bytes(groups) || !workspace.offset.is_multiple_of(PAIR) {
         return Err(Unsupported { what: format!("{name} in {} bytes of scratch", workspace.bytes) });
     }
@@ -94,10 +104,10 @@ pub(super) fn launches(
     let second = second.u32(pixels)?.u32(channels)?.u32(groups)?.u32(chunks.count)?.f32(eps);
     let third = Arguments::new(name).matrix(x)?.matrix(weight)?.matrix(bias)?.matrix(out)?;
     let third = third.scratch(statistics).u32(pixels)?.u32(channels)?.u32(groups)?;
-    let third = third.u32(chunks.pixels)?.u32(u64::from(silu))?;
+    let third = third.u32(bands.pixels)?.u32(u64::from(silu))?;
     Ok([
         first.launch(sums_kernel, sums_grid, THREADS),
         second.launch("group_norm_statistics", [group_count, 1, 1], THREADS),
-        third.launch(apply_kernel, [chunk_count, 1, 1], THREADS),
+        third.launch(apply_kernel, [number(name, bands.count)?, 1, 1], THREADS),
     ])
 }
