@@ -24,6 +24,8 @@ pub(crate) enum Verb {
     Plan(PlanArgs),
     /// Tell what a checkpoint file or folder holds; reads headers only
     Inspect(InspectArgs),
+    /// Measure the NVIDIA card of this machine, for `plan`; some 20 s
+    Probe(ProbeArgs),
     /// Write a full-size checkpoint of random weights, to measure without the real ones
     Synth(SynthArgs),
 }
@@ -125,6 +127,22 @@ pub(crate) struct InspectArgs {
     /// A checkpoint file, or a pipeline or component folder
     pub(crate) path: PathBuf,
     /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ProbeArgs {
+    /// Index of the card
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) index: u32,
+    /// Folder to look for cuBLASLt and cuDNN in first; may be given more than once
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cuda_lib_dir: Vec<PathBuf>,
+    /// Folder that the profile is written to [default: where `plan` looks]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
 }

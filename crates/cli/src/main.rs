@@ -15,6 +15,7 @@ mod interrupt;
 mod model;
 mod out;
 mod plan;
+mod probe;
 mod progress;
 mod request;
 mod synth;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
+        Verb::Probe(args) => probe::run(&args),
         Verb::Synth(args) => synth::run(&args),
     });
     match done {

@@ -1,0 +1,92 @@
+//! `plimsoll probe`: measures the card of this machine and keeps what it found for `plan`.
+
+use plimsoll_device_cuda::loader::{self, LibraryOptions};
+use plimsoll_device_cuda::measure::{Effort, measure};
+use plimsoll_device_cuda::profile::{CardProfile, Rates};
+use plimsoll_device_cuda::{Card, CardOptions};
+use serde_json::json;
+
+use crate::args::ProbeArgs;
+use crate::failure::Failure;
+use crate::out;
+
+/// What a person without the libraries can do about it.
+const FASTER: &str = "faster products and attention: pip install nvidia-cublas nvidia-cudnn-cu13, \
+                      in the environment that is active when plimsoll starts";
+
+pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
+    let libraries =
+        LibraryOptions { folders: args.cuda_lib_dir.clone(), ..LibraryOptions::default() };
+    let options = CardOptions { libraries, ..CardOptions::default() };
+    // Opened once more by the measurement itself: here to know that there is one, and which.
+    let card = Card::open(args.index, options.clone()).map_err(Failure::Cuda)?;
+    let (name, free, total) = (card.name().to_owned(), card.free_bytes(), card.total_bytes());
+    drop(card);
+    if let Ok(free) = free
+        && free < total / 10 * 9
+    {
+        out::notice(&format!("others hold {} bytes of the card: figures may be low", total - free));
+    }
+    let profile = measure(args.index, &options, &Effort::full(), &std::env::temp_dir())
+        .map_err(|error| Failure::Pipeline(error.into()))?;
+    let saved = match &args.output {
+        Some(folder) => profile.save(folder),
+        None => CardProfile::default_folder().and_then(|folder| profile.save(&folder)),
+    };
+    let saved = saved.map_err(|error| Failure::Usage(error.to_string()))?;
+    if args.json {
+        return out::result(
+            &json!({ "profile": profile, "file": saved.display().to_string() }).to_string(),
+        );
+    }
+    let mut lines = vec![
+        format!("{name} ({}), {:.1} GiB", profile.arch, gib(profile.vram_bytes)),
+        format!("taken beside the arena  {:.0} MiB", gib(profile.reserved_bytes) * 1024.0),
+        format!(
+            "link                    {:.1} GB/s, {:.1} us a copy, {:.1} % of the ops' speed beside it",
+            profile.link_bytes_per_second / 1e9,
+            profile.copy_seconds * 1e6,
+            profile.copy_share * 100.0,
+        ),
+        format!("memory                  {:.2} TB/s", profile.memory_bytes_per_second / 1e12),
+        format!("launch                  {:.2} us", profile.launch_seconds * 1e6),
+        rates("own kernels", &profile.own),
+    ];
+    if let Some(found) = &profile.libraries {
+        lines.push(rates("libraries", found));
+    }
+    lines.push(format!(
+        "convolution             {:.0} TFLOP/s",
+        profile.conv_flops_per_second / 1e12
+    ));
+    let reports = loader::search(&options.libraries);
+    let is_short = reports.iter().any(|report| report.path.is_none());
+    lines.extend(reports.iter().map(ToString::to_string));
+    if is_short {
+        lines.push(FASTER.to_owned());
+    }
+    lines.push(format!("saved to {}", saved.display()));
+    out::result(&lines.join("\n"))
+}
+
+/// Products by their rows, and attention.
+fn rates(what: &str, rates: &Rates) -> String {
+    let by_rows: Vec<_> = rates
+        .gemm
+        .iter()
+        .map(|rate| format!("{} ({} rows)", tera(rate.flops_per_second), rate.rows))
+        .collect();
+    format!(
+        "{what:23} products {} TFLOP/s, attention {} TFLOP/s",
+        by_rows.join(", "),
+        tera(rates.attention_flops_per_second),
+    )
+}
+
+fn tera(flops_per_second: f64) -> String {
+    format!("{:.0}", flops_per_second / 1e12)
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
