@@ -1,9 +1,7 @@
 //! A card as a planner sees it.
 
-use plimsoll_cuda_kernels::{
-    Arch, AttentionBackend, Backends, GemmBackend, graph_shapes, workspace_bytes,
-};
-use plimsoll_graph::{Activation, Graph, Op, OpKind};
+use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, graph_shapes, workspace_bytes};
+use plimsoll_graph::{Activation, Graph, Op, OpKind, Residual};
 use plimsoll_plan::Machine;
 use sha2::{Digest, Sha256};
 
@@ -106,22 +104,32 @@ impl Machine for CudaMachine {
     fn op_seconds(&self, graph: &Graph, op: &Op) -> f64 {
         let flops = op.flops(graph) as f64;
         let bytes = op.bytes(graph) as f64;
-        let passes = extra_passes(&op.kind, self.backends.gemm);
         let (launches, seconds) = match &op.kind {
-            OpKind::Linear { x, out, .. } => {
-                let rates = self.rates(self.backends.gemm == GemmBackend::CublasLt);
-                let sums = flops / rates.gemm_flops_per_second(x.rows);
+            OpKind::Linear { x, activation, residual, out, .. } => {
+                // A library's product asks for scratch; what asks for none is an own kernel's, all of it.
+                let is_library = self.workspace_bytes(graph, op) > 0;
+                let rate = self.rates(is_library).gemm_flops_per_second(x.rows);
+                let product = (flops / rate).max(self.moved(bytes));
+                let after = if is_library { passes(*activation, residual.as_ref()) } else { 0.0 };
                 let width = graph.tensor(out.tensor).dtype.bytes();
-                let again = (out.rows * out.cols * width) as f64 * passes.operands;
-                (1 + passes.launches, sums.max(self.moved(bytes)) + self.moved(again))
+                let passed = (out.rows * out.cols * width) as f64 * after;
+                (if after > 0.0 { 2 } else { 1 }, product + self.moved(passed))
             }
-            OpKind::Attention { q, heads, causal, bias, .. } => {
+            OpKind::Attention { q, k, heads, causal, bias, .. } => {
+                let is_whole = matches!(q.cols / (*heads).max(1), 64 | 128);
                 let is_library = self.backends.attention == AttentionBackend::Cudnn
-                    && matches!(q.cols / (*heads).max(1), 64 | 128)
+                    && is_whole
                     && !causal
                     && bias.is_none();
-                let rate = self.rates(is_library).attention_flops_per_second;
-                (1, (flops / rate).max(self.moved(bytes)))
+                if is_whole {
+                    let rate = self.rates(is_library).attention_flops_per_second;
+                    (1, (flops / rate).max(self.moved(bytes)))
+                } else {
+                    // Two products and a softmax over scores that are in memory.
+                    let scores = (heads * q.rows * k.rows * 4) as f64;
+                    let products = flops / self.profile.own.gemm_flops_per_second(q.rows);
+                    (3, products + self.moved(4.0 * scores))
+                }
             }
             OpKind::Conv3x3 { .. } => {
                 (1, (flops / self.profile.conv_flops_per_second).max(self.moved(bytes)))
@@ -147,26 +155,15 @@ impl Machine for CudaMachine {
     }
 }
 
-/// What a linear layer does after its product.
-struct Passes {
-    launches: u32,
-    /// Operands of the result's size that are read or written.
-    operands: f64,
-}
-
-/// cuBLASLt takes a bias, GELU and a plain residual with the product; a gate or another activation is a pass of
-/// its own over the result. Own kernels take everything.
-fn extra_passes(kind: &OpKind, backend: GemmBackend) -> Passes {
-    let none = Passes { launches: 0, operands: 0.0 };
-    let OpKind::Linear { activation, residual, .. } = kind else { return none };
-    if backend == GemmBackend::Own {
-        return none;
-    }
-    let is_gated = residual.as_ref().is_some_and(|residual| residual.gate.is_some());
+/// How often a result is read or written after its product by a library, which takes a bias, GELU and a plain
+/// residual with it: a gate, or an activation of another kind, is a pass of its own.
+fn passes(activation: Activation, residual: Option<&Residual>) -> f64 {
     let is_fused = matches!(activation, Activation::None | Activation::GeluTanh);
-    match (is_gated, is_fused) {
-        (false, true) => none,
-        // The product is written and read once more; base and result count already.
-        _ => Passes { launches: 1, operands: 2.0 },
+    match residual {
+        None if is_fused => 0.0,
+        None => 2.0,
+        Some(residual) if residual.gate.is_none() && activation == Activation::None => 0.0,
+        // The product and the base are read, the result is written.
+        Some(_) => 3.0,
     }
 }
