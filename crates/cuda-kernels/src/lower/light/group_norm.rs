@@ -78,12 +78,16 @@ pub(super) fn launches(
         && is_row(weight)
         && is_row(bias);
     if !is_whole {
-        return Err(Unsupported { what: format!("{name}: {channels} channels in {groups} groups") });
+        return Err(Unsupported {
+            what: format!("{name}: {channels} channels in {groups} groups"),
+        });
     }
     let chunks = Chunks::of_sums(pixels, channels);
     let bands = Chunks::of(pixels, channels, APPLY_MOST);
     if workspace.bytes < chunks.scratch_bytes(groups) || !workspace.offset.is_multiple_of(PAIR) {
-        return Err(Unsupported { what: format!("{name} in {} bytes of scratch", workspace.bytes) });
+        return Err(Unsupported {
+            what: format!("{name} in {} bytes of scratch", workspace.bytes),
+        });
     }
     // Elements of a chunk and places in the sums are counted in 32 bits.
     number(name, chunks.pixels.saturating_mul(channels))?;
@@ -92,7 +96,8 @@ pub(super) fn launches(
     let chunk_count = number(name, chunks.count)?;
     let (sums, statistics) = (workspace.offset, workspace.offset + chunks.sums_bytes(groups));
 
-    let by_vectors = channels <= VECTOR_CHANNELS_MOST && is_vector(channels, &[x, weight, bias, out]);
+    let by_vectors =
+        channels <= VECTOR_CHANNELS_MOST && is_vector(channels, &[x, weight, bias, out]);
     let (sums_kernel, sums_grid, apply_kernel) = if by_vectors {
         ("group_norm_sums_8", [chunk_count, 1, 1], "group_norm_apply_8")
     } else {

@@ -27,8 +27,7 @@ impl Walk {
         // A flat row has no second row to be aligned, but single rows of a wider tensor are judged as it is.
         let is_vector = is_vector(cols, others)
             && if is_flat {
-                let starts: Vec<Mat> =
-                    whole.iter().map(|mat| Mat { stride: 0, ..**mat }).collect();
+                let starts: Vec<Mat> = whole.iter().map(|mat| Mat { stride: 0, ..**mat }).collect();
                 is_vector(cols, &starts.iter().collect::<Vec<_>>())
             } else {
                 is_vector(cols, whole)

@@ -33,7 +33,7 @@ pub(super) fn require_numbers(name: &str, operands: &[&Mat]) -> Result<(), Unsup
 /// The stride counts for a single row too: a row must not be computed otherwise for being alone.
 pub(super) fn is_vector(cols: u64, operands: &[&Mat]) -> bool {
     let is_aligned = |mat: &&Mat| {
-        (mat.offset | mat.step_bytes | mat.stride * mat.dtype.bytes())
+        (mat.offset | mat.step_bytes | (mat.stride * mat.dtype.bytes()))
             .is_multiple_of(VECTOR_ALIGNMENT)
     };
     cols.is_multiple_of(VECTOR) && operands.iter().all(is_aligned)
@@ -65,8 +65,7 @@ impl<'n> Arguments<'n> {
 
     /// Adds `MATRIX`: address at step 0, stride, bytes a step. Indices pass as numbers of 32 bits.
     pub(super) fn matrix(mut self, mat: &Mat) -> Result<Self, Unsupported> {
-        let (stride, step) =
-            (number(self.name, mat.stride)?, number(self.name, mat.step_bytes)?);
+        let (stride, step) = (number(self.name, mat.stride)?, number(self.name, mat.step_bytes)?);
         self.args.extend([Arg::Arena(mat.offset), Arg::U32(stride), Arg::U32(step)]);
         if mat.dtype != DType::BF16 {
             self.f32_bits |= 1 << self.operands;

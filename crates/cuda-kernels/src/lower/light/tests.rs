@@ -63,7 +63,8 @@ fn strays(op: &BoundOp, launch: &Launch) -> Vec<u64> {
 /// Ops of every kind over types, widths and strides.
 fn examples() -> Vec<OpKind<Mat, Mat>> {
     let mut ops = Vec::new();
-    let sizes = [(1, 64, 64), (5, 48, 48), (5, 48, 56), (7, 53, 61), (77, 768, 768), (300, 4096, 9216)];
+    let sizes =
+        [(1, 64, 64), (5, 48, 48), (5, 48, 56), (7, 53, 61), (77, 768, 768), (300, 4096, 9216)];
     for (rows, cols, stride) in sizes {
         for (source, target) in [
             (DType::BF16, DType::BF16),
@@ -83,12 +84,9 @@ fn examples() -> Vec<OpKind<Mat, Mat>> {
             ops.push(OpKind::Add { a: x, b: x, out });
             ops.push(OpKind::Add { a: x, b: row, out });
             ops.push(OpKind::AddWeight { a: x, weight: arena.mat(rows + 3, cols, source), out });
-            for activation in [
-                Activation::None,
-                Activation::Silu,
-                Activation::GeluTanh,
-                Activation::QuickGelu,
-            ] {
+            for activation in
+                [Activation::None, Activation::Silu, Activation::GeluTanh, Activation::QuickGelu]
+            {
                 ops.push(OpKind::Activate { x, activation, out });
             }
             ops.push(OpKind::GluGelu { x: wide, out });
@@ -328,7 +326,8 @@ fn what_no_kernel_takes_is_refused() {
         let error = tasks(&bound(kind)).unwrap_err().to_string();
         assert!(error.ends_with("has no CUDA kernel"), "{label}: {error}");
     }
-    let mut small = bound(OpKind::GroupNorm { x, weight, bias: weight, groups: 4, eps, silu, out: x });
+    let mut small =
+        bound(OpKind::GroupNorm { x, weight, bias: weight, groups: 4, eps, silu, out: x });
     small.workspace.bytes -= 1;
     assert!(tasks(&small).is_err());
 }
