@@ -26,7 +26,7 @@ ACTIVATIONS = {
 GEMM_TILES = {
     "gemm_128x128": (128, 128, 128, 3 * 256 * 128),
     "gemm_64x64": (64, 64, 128, 4 * 128 * 128),
-    "gemm_16x32": (16, 32, 128, 8 * 48 * 128),
+    "gemm_16x32": (16, 32, 128, 7 * 48 * 128),
     "gemm_any": (64, 64, 256, 0),
 }
 gemm_module, conv_module, attention_module = (Kernels(name) for name in ("gemm", "conv", "attention"))
@@ -103,7 +103,9 @@ def check_gemm(kernel, m, n, k, dtypes=(BF16,) * 6, pad=0, skew=0, activation="n
     gemm(kernel, x, w, out, bias, activation, base, gate)
     types = "/".join(str(t).split(".")[1][:4] for t in (dtypes[0], dtypes[1], dtypes[5]))
     name = f"{kernel} {m}x{n}x{k} {types} +{pad} {activation} {parts}"
-    compare(name, out, truth, 0.51, 4e-6 if kernel == "gemm_any" else 2e-5 * max(1.0, k / 3072))
+    # A gate makes an error larger as it does the sum.
+    scale = 1.0 if gate is None else gate.abs().max().item()
+    compare(name, out, truth, 0.51, scale * (4e-6 if kernel == "gemm_any" else 2e-5 * max(1.0, k / 3072)))
     assert_untouched(out, name)
 
 
@@ -271,7 +273,7 @@ def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordere
         w = ordered
     args = [x, u32(x.stride(0)), u32(height), u32(width), u32(shift), u32(channels), w, u32(w.stride(0)), bias, base]
     args += [u32(base.stride(0) if base is not None else 0), out, u32(out.stride(0)), u32(n), u32(flags("none", bias, None, base, out, x, w))]
-    rows, cols, threads, shared = {"conv_128x128": (128, 128, 256, 3 * 256 * 128), "conv_128x16": (128, 16, 128, 4 * 144 * 128), "conv_any": (64, 64, 256, 0)}[kernel]
+    rows, cols, threads, shared = {"conv_128x128": (128, 128, 128, 3 * 256 * 128), "conv_128x16": (128, 16, 128, 4 * 144 * 128), "conv_any": (64, 64, 256, 0)}[kernel]
     conv_module.launch(kernel, -(-pixels // rows) * -(-n // cols), threads, args, shared)
 
 

@@ -6,7 +6,7 @@
 // weight brought into that order by conv_weights: [n, 9 * channels], column tap * channels + c. conv_any: any
 // element types, and the weight as it is stored, column c * 9 + tap.
 
-#include "tile.cuh"
+#include "hopper.cuh"
 
 using namespace heavy;
 
@@ -78,11 +78,21 @@ __device__ __forceinline__ void conv(CONV_PARAMETERS) {
     store_tile<T>(sums, e, shared, row, rows, col);
 }
 
-using Large = Tile<128, 128, 64, 32, 3>;
+using Large = Tile<128, 128, 64, 64, 3>;
 using Narrow = Tile<128, 16, 32, 16, 4>;
 
 extern "C" __global__ void __launch_bounds__(Large::THREADS, 2) conv_128x128(CONV_PARAMETERS) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    const Epilogue e = {bias, nullptr, base, out, base_stride, out_stride, n, flags};
+    const uint32_t rows = (height << shift) * (width << shift);
+    uint32_t tile_m, tile_n;
+    place_tile(blockIdx.x, (rows + 127) / 128, (n + 127) / 128, tile_m, tile_n);
+    PixelCopy<128, 128> a(reinterpret_cast<const uint16_t*>(x), x_stride, height, width, shift, channels, tile_m * 128);
+    RowCopy<128, 128> b(reinterpret_cast<const uint16_t*>(w), w_stride, tile_n * 128, n);
+    product_hopper(a, b, e, shared, 9 * channels, tile_m * 128, rows, tile_n * 128);
+#else
     conv<Large>(CONV_ARGUMENTS);
+#endif
 }
 
 // For the last layer, three channels wide.

@@ -41,7 +41,7 @@ __device__ __forceinline__ void gemm(GEMM_PARAMETERS) {
 
 using Large = Tile<128, 128, 64, 64, 3>;
 using Middle = Tile<64, 64, 32, 32, 4>;
-using Thin = Tile<16, 32, 16, 8, 8>;
+using Thin = Tile<16, 32, 16, 8, 7>;
 
 extern "C" __global__ void __launch_bounds__(Large::THREADS, 2) gemm_128x128(GEMM_PARAMETERS) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(NO_WGMMA)
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Middle::THREADS, 3) gemm_64x64(GEMM
 }
 
 // For a few rows: the time is that of reading w.
-extern "C" __global__ void __launch_bounds__(Thin::THREADS, 4) gemm_16x32(GEMM_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(Thin::THREADS, 5) gemm_16x32(GEMM_PARAMETERS) {
     gemm<Thin>(GEMM_ARGUMENTS);
 }
 

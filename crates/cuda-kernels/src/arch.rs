@@ -15,6 +15,9 @@ pub struct Cubin {
 macro_rules! cubins {
     ($arch:literal, $($only:literal),*) => {
         &[
+            cubins!(@one $arch, "attention"),
+            cubins!(@one $arch, "conv"),
+            cubins!(@one $arch, "gemm"),
             cubins!(@one $arch, "light_map"),
             cubins!(@one $arch, "light_group_norm"),
             cubins!(@one $arch, "light_norm"),

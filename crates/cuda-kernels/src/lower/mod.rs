@@ -5,8 +5,11 @@
 
 mod attention;
 mod conv;
+#[cfg(test)]
+mod heavy_tests;
 mod light;
 mod linear;
+mod product;
 
 use plimsoll_device::BoundOp;
 use plimsoll_graph::OpKind;
