@@ -195,7 +195,7 @@ mod tests {
         let copies: Vec<Span> = (0..10).map(|at| at * 100..at * 100 + 50).collect();
         let rules = Rules { piece_bytes: 1000, gap_bytes: 0 };
         let (lent, left_out) = within(pieces(&copies, &[], rules), 220);
-        assert_eq!(lent, [&copies[..4], &[400..420]].concat());
+        assert_eq!(lent, [copies[..4].to_vec(), std::iter::once(400..420).collect()].concat());
         assert_eq!(left_out, 280);
         let mut parts = Vec::new();
         cut(330..460, &lent, |part, piece| parts.push((part, piece)));

@@ -1,0 +1,203 @@
+//! Every op on a card, as a program of one op, against the CPU device on the same values in single precision.
+//!
+//! The reference computes on the operands' rounded values held as `f32`, whose own error is some 1e-7: what is
+//! left is the card's one rounding at the store, and that is the tolerance. Where an op rounds twice by its
+//! definition, the reference has the card's types and the distance is held as a whole.
+//! Results and scratch are poisoned before each run; what lies around a result must be as it was.
+//!
+//! Run the test's binary on a machine with a card: `card_ops-HASH --include-ignored --nocapture`.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
+#![allow(missing_docs)]
+
+#[path = "../card/mod.rs"]
+mod card;
+mod case;
+mod cases;
+#[path = "../../../device/tests/common/mod.rs"]
+mod common;
+
+use std::sync::Mutex;
+
+use case::{Case, Maker, Tolerance};
+use cases::{attentions, convs, light, linears};
+use common::{Tensor, bound, bytes_of, run_all, values_of};
+use plimsoll_device::{
+    Control, Device, DeviceError, HostDType, HostTable, Mat, OutputBuffer, Program, Queue, Region,
+};
+use plimsoll_device_cuda::CudaDevice;
+use plimsoll_graph::DType::{BF16, F32};
+use plimsoll_graph::{Activation, InputId, OpKind, OutputId, TableId};
+
+const ARENA_BYTES: u64 = 1 << 30;
+
+/// Runs cases, prints a line for each kind of trouble, and fails if there is any.
+fn judge(cases: Vec<Case>, device: &mut CudaDevice) {
+    let (mut wrong, mut unsupported, mut worst) = (Vec::new(), Vec::new(), 0.0f64);
+    let total = cases.len();
+    for case in cases {
+        let text = format!("{} {:?}", case.name, case.out.mat.dtype);
+        match case.on_card(device) {
+            Ok(found) => match case.verdict(&found) {
+                Ok(error) => worst = worst.max(error),
+                Err(what) => wrong.push(format!("{text}: {what}")),
+            },
+            Err(DeviceError::Unsupported { what, .. }) => {
+                unsupported.push(format!("{text}: {what}"))
+            }
+            Err(error) => panic!("{text}: {error}"),
+        }
+    }
+    println!("{total} cases, worst relative error {worst:.2e}");
+    println!("{} not supported:\n  {}", unsupported.len(), unsupported.join("\n  "));
+    println!("{} wrong:\n  {}", wrong.len(), wrong.join("\n  "));
+    assert!(wrong.is_empty() && unsupported.is_empty());
+}
+
+fn check(make: impl FnOnce(&mut Vec<Case>, &mut u64), seed: u64) {
+    let Some(mut device) = card::device(ARENA_BYTES, card::options()) else { return };
+    let (mut cases, mut seed) = (Vec::new(), seed);
+    make(&mut cases, &mut seed);
+    judge(cases, &mut device);
+}
+
+/// The cases and tolerances themselves, where there is no card: the CPU device stands in for it.
+#[test]
+fn the_cases_hold_for_the_cpu_device() {
+    let (mut cases, mut seed) = (Vec::new(), 5000);
+    for make in [light, linears, attentions, convs] {
+        make(&mut cases, &mut seed);
+    }
+    // The largest are for cards.
+    let is_small = |case: &Case| case.lab.end < 4 << 20;
+    for case in cases.iter().filter(|case| is_small(case)) {
+        let verdict = case.verdict(&case.on_cpu());
+        assert!(verdict.is_ok(), "{} {:?}: {verdict:?}", case.name, case.out.mat.dtype);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn light_ops() {
+    check(light, 1000);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn linear() {
+    check(linears, 2000);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn attention() {
+    check(attentions, 3000);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn convolution() {
+    check(convs, 4000);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn transfers_move_rows() {
+    let Some(mut device) = card::device(ARENA_BYTES, card::options()) else { return };
+    let mut random = common::Random(9);
+    for (rows, cols, stride) in [(1, 7, 7), (24, 300, 300), (24, 300, 320)] {
+        let values = random.values(rows * cols, 1.0, 0.0);
+        let input = bytes_of(&values, F32);
+        let table_values = random.values(50 * cols, 1.0, 0.0);
+        let table = bytes_of(&table_values, BF16);
+        let (first, second) = table.split_at(20 * cols as usize * 2);
+        let ids: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
+        let ids_bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let mat = |offset| Mat { offset, rows, cols, stride, dtype: F32, step_bytes: 0 };
+        let (a, b) = (mat(512), mat(1 << 20));
+        let kinds = [
+            OpKind::Input { input: InputId(0), out: a },
+            OpKind::Gather { table: TableId(0), ids: InputId(1), out: b },
+            OpKind::Output { output: OutputId(0), x: a },
+            OpKind::Output { output: OutputId(1), x: b },
+        ];
+        let output = || OutputBuffer { bytes: Mutex::new(vec![0; input.len()].into()) };
+        let program = Program {
+            ops: kinds.into_iter().map(|kind| bound(kind, Region::default())).collect(),
+            inputs: vec![&input, &ids_bytes],
+            tables: vec![HostTable {
+                pieces: vec![first, second],
+                dtype: HostDType::BF16,
+                rows: 50,
+                cols,
+            }],
+            outputs: vec![output(), output()],
+            ..Program::default()
+        };
+        let drive = &mut |queue: &dyn Queue| run_all(queue, &program);
+        device.run(&program, &Control::default(), drive).unwrap();
+        assert!(program.outputs[0].bytes.lock().unwrap()[..] == input[..]);
+        let gathered: Vec<f64> = ids
+            .iter()
+            .flat_map(|id| &table_values[*id as usize * cols as usize..][..cols as usize])
+            .map(|value| common::rounded(*value, BF16))
+            .collect();
+        assert_eq!(values_of(&program.outputs[1].bytes.lock().unwrap(), F32), gathered);
+    }
+}
+
+/// A row of a result has the same bits whatever the number of rows.
+#[test]
+#[ignore = "needs a CUDA card"]
+fn rows_do_not_depend_on_each_other() {
+    let Some(mut device) = card::device(ARENA_BYTES, card::options()) else { return };
+    for (n, k) in [(3072, 3072), (9216, 3072), (3072, 12288), (64, 3072)] {
+        let most = 1030u64;
+        let mut reference: Option<Vec<u8>> = None;
+        for rows in [most, 1, 2, 77, 129, 512] {
+            let mut m = Maker::new(77);
+            let weight = m.scaled(n, k, BF16, 1.7 / (k as f64).sqrt(), 0.0);
+            let bias = m.random(1, n, BF16);
+            let x = m.random(most, k, BF16);
+            let out = m.empty(most, n, BF16);
+            let cut = |tensor: &Tensor| Mat { rows, ..tensor.mat };
+            let kind = OpKind::Linear {
+                x: cut(&x),
+                weight: weight.mat,
+                bias: Some(bias.mat),
+                activation: Activation::None,
+                residual: None,
+                out: cut(&out),
+            };
+            let case = m.case(format!("{rows} rows"), Tolerance::Store, kind, out);
+            let found = case.on_card(&mut device).unwrap();
+            let whole = reference.get_or_insert_with(|| found.clone());
+            let bytes = (rows * n * 2) as usize;
+            assert!(found[..bytes] == whole[..bytes], "linear {k}->{n}: {rows} rows, other bits");
+        }
+    }
+    for (heads, head_dim) in [(4, 128), (4, 64)] {
+        let (keys, cols) = (700, heads * head_dim);
+        let mut reference: Option<Vec<u8>> = None;
+        for rows in [keys, 1, 77, 300] {
+            let mut m = Maker::new(78);
+            let qkv = m.random(keys, 3 * cols, BF16);
+            let out = m.empty(keys, cols, BF16);
+            let kind = OpKind::Attention {
+                q: Mat { rows, ..qkv.cols(0, cols) },
+                k: qkv.cols(cols, cols),
+                v: qkv.cols(2 * cols, cols),
+                heads,
+                scale: 0.1,
+                causal: false,
+                bias: None,
+                out: Mat { rows, ..out.mat },
+            };
+            let case = m.case(format!("{rows} queries"), Tolerance::Store, kind, out);
+            let found = case.on_card(&mut device).unwrap();
+            let whole = reference.get_or_insert_with(|| found.clone());
+            let bytes = (rows * cols * 2) as usize;
+            assert!(found[..bytes] == whole[..bytes], "attention {head_dim}: {rows} rows");
+        }
+    }
+}
