@@ -10,7 +10,7 @@ use super::arena::{MatMut, MatRef};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
 use super::linear::{PANEL, pack_lanes};
 use super::math::exp;
-use super::parallel::{Grid, Strand, strands_for, within_scratch};
+use super::parallel::{Grid, Stop, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{Block, SIDE, transposed};
 
@@ -126,7 +126,7 @@ impl Attention<'_> {
     /// Carries out a strand of the op.
     pub(crate) fn run(&self, strand: Strand<'_>, out: MatMut<'_>) {
         let blocking = Blocking::new(self.q.rows(), self.k.rows(), self.q.cols(), self.heads);
-        let (corner, mut part) = blocking.grid.part(out, strand.index);
+        let (corner, mut part) = blocking.grid.part(out, strand.task.index);
         vectorised(
             #[inline(always)]
             |isa| {
@@ -136,7 +136,11 @@ impl Attention<'_> {
                     for row in (0..part.rows()).step_by(blocking.lanes) {
                         let count = blocking.lanes.min(part.rows() - row);
                         let queries = [corner.row + row, count];
-                        self.attend(isa, &blocking, head, queries, &mut scratch);
+                        let stop = strand.task.stop;
+                        self.attend(isa, &blocking, stop, head, queries, &mut scratch);
+                        if stop.is_set() {
+                            return;
+                        }
                         let stride = count.next_multiple_of(LANES);
                         store(
                             isa,
@@ -158,6 +162,7 @@ impl Attention<'_> {
         &self,
         isa: Isa,
         blocking: &Blocking,
+        stop: Stop<'_>,
         head: usize,
         [first, count]: [usize; 2],
         scratch: &mut Scratch<'_>,
@@ -170,6 +175,9 @@ impl Attention<'_> {
         scratch.total[..stride].fill(0.0);
         let seen = if self.causal { (first + count).min(self.k.rows()) } else { self.k.rows() };
         for key in (0..seen).step_by(blocking.keys) {
+            if stop.is_set() {
+                return;
+            }
             let keys = blocking.keys.min(self.k.rows() - key);
             load_rows(&self.k, [key, column], [keys, head_dim], scratch.rows);
             for panel in (0..stride).step_by(PANEL) {

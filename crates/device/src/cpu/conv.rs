@@ -134,13 +134,16 @@ impl Conv<'_> {
             base: self.residual,
             gate: None,
         };
-        let (corner, mut part) = blocking.grid.part(out, strand.index);
+        let (corner, mut part) = blocking.grid.part(out, strand.task.index);
         vectorised(
             #[inline(always)]
             |isa| {
                 let (first, rows) = (corner.row / size[1], part.rows() / size[1]);
                 for y in (0..rows).step_by(blocking.height) {
                     for x in (0..size[1]).step_by(blocking.width) {
+                        if strand.task.stop.is_set() {
+                            return;
+                        }
                         let tile = Tile {
                             corner: [first + y, x],
                             size: [blocking.height.min(rows - y), blocking.width.min(size[1] - x)],

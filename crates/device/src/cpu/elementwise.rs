@@ -4,7 +4,7 @@ use plimsoll_graph::Activation;
 
 use super::arena::{MatMut, MatRef};
 use super::math;
-use super::parallel::{Grid, strands_for};
+use super::parallel::{Grid, Task, strands_for};
 use super::simd::vectorised;
 
 /// Elements that are loaded, computed and stored at once.
@@ -21,14 +21,17 @@ pub(crate) fn grid(rows: usize, cols: usize) -> Grid {
 /// `out[row, col ..] = chunk` for a strand's rows, where `fill(row, col, chunk, other)` computes the chunk; `other` is
 /// as long and for a second operand.
 #[inline(always)]
-fn map(strand: usize, out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32])) {
+fn map(task: Task<'_>, out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32])) {
     let cols = out.cols();
-    let (corner, mut band) = grid(out.rows(), cols).part(out, strand);
+    let (corner, mut band) = grid(out.rows(), cols).part(out, task.index);
     vectorised(
         #[inline(always)]
         |_| {
             let (mut buffer, mut second) = ([0.0; CHUNK], [0.0; CHUNK]);
             for row in 0..band.rows() {
+                if task.stop.is_set() {
+                    return;
+                }
                 for col in (0..cols).step_by(CHUNK) {
                     let chunk = &mut buffer[..CHUNK.min(cols - col)];
                     let other = &mut second[..chunk.len()];
@@ -41,9 +44,9 @@ fn map(strand: usize, out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &
 }
 
 /// `out = x` with a cast.
-pub(crate) fn copy(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn copy(task: Task<'_>, x: MatRef<'_>, out: MatMut<'_>) {
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |row, col, chunk, _| x.load(row, col, chunk),
@@ -51,10 +54,10 @@ pub(crate) fn copy(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
 }
 
 /// `out = a + b`; a `b` of one row is added to every row.
-pub(crate) fn add(strand: usize, a: MatRef<'_>, b: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn add(task: Task<'_>, a: MatRef<'_>, b: MatRef<'_>, out: MatMut<'_>) {
     let is_row = b.rows() == 1;
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |row, col, chunk, other| {
@@ -81,9 +84,9 @@ pub(crate) fn activate_chunk(activation: Activation, chunk: &mut [f32]) {
 }
 
 /// `out = activation(x)`.
-pub(crate) fn activate(strand: usize, x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
+pub(crate) fn activate(task: Task<'_>, x: MatRef<'_>, activation: Activation, out: MatMut<'_>) {
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |row, col, chunk, _| {
@@ -94,10 +97,10 @@ pub(crate) fn activate(strand: usize, x: MatRef<'_>, activation: Activation, out
 }
 
 /// `out[:, j] = gelu_tanh(x[:, j]) * x[:, cols + j]`.
-pub(crate) fn glu_gelu(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
+pub(crate) fn glu_gelu(task: Task<'_>, x: MatRef<'_>, out: MatMut<'_>) {
     let cols = out.cols();
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |row, col, chunk, factor| {
@@ -112,7 +115,7 @@ pub(crate) fn glu_gelu(strand: usize, x: MatRef<'_>, out: MatMut<'_>) {
 
 /// `latent += dsigma * velocity`.
 pub(crate) fn euler(
-    strand: usize,
+    task: Task<'_>,
     latent: MatRef<'_>,
     velocity: MatRef<'_>,
     dsigma: MatRef<'_>,
@@ -120,7 +123,7 @@ pub(crate) fn euler(
 ) {
     let dsigma = dsigma.at(0, 0);
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |row, col, chunk, slope| {
@@ -135,7 +138,7 @@ pub(crate) fn euler(
 
 /// Packed tokens to pixels: `out = x / scale + shift`.
 pub(crate) fn unpatchify(
-    strand: usize,
+    task: Task<'_>,
     x: MatRef<'_>,
     width: usize,
     scale: f32,
@@ -143,7 +146,7 @@ pub(crate) fn unpatchify(
     out: MatMut<'_>,
 ) {
     map(
-        strand,
+        task,
         out,
         #[inline(always)]
         |pixel, col, chunk, _| {

@@ -8,7 +8,7 @@ use super::conv::Conv;
 use super::epilogue::Epilogue;
 use super::group_norm::GroupNorm;
 use super::norm::HeadNorm;
-use super::parallel::Strand;
+use super::parallel::{Strand, Task};
 use super::team::Round;
 use super::workspace::Work;
 use super::{elementwise, linear, lookup, norm};
@@ -20,7 +20,7 @@ fn size(count: u64) -> usize {
     count as usize
 }
 
-/// Carries out one strand of a round: a phase of an op at a step.
+/// Carries out one strand of a round: a phase of an op at a step; leaves off in the middle where the run is to stop.
 ///
 /// # Errors
 /// [`DeviceError::RowOutOfTable`].
@@ -29,14 +29,14 @@ pub(crate) fn execute(
     program: &Program<'_>,
     work: &Work,
     round: Round,
-    index: usize,
+    task: Task<'_>,
 ) -> Result<(), DeviceError> {
     let op = &program.ops[round.op as usize];
     let read = |mat: &Mat| space.reader(mat, round.step);
     let write = |mat: &Mat| space.writer(mat, round.step);
-    let first = index * work.strand_floats;
+    let first = task.index * work.strand_floats;
     let strand =
-        || Strand { index, scratch: space.scratch(op.workspace, first, work.strand_floats) };
+        || Strand { task, scratch: space.scratch(op.workspace, first, work.strand_floats) };
     match &op.op.kind {
         OpKind::Input { input, out } => lookup::input(program.inputs[input.index()], write(out)),
         OpKind::Gather { table, ids, out } => {
@@ -46,16 +46,16 @@ pub(crate) fn execute(
         OpKind::Output { output, x } => {
             lookup::output(read(x), &program.outputs[output.index()]);
         }
-        OpKind::Copy { x, out } => elementwise::copy(index, read(x), write(out)),
-        OpKind::Add { a, b, out } => elementwise::add(index, read(a), read(b), write(out)),
+        OpKind::Copy { x, out } => elementwise::copy(task, read(x), write(out)),
+        OpKind::Add { a, b, out } => elementwise::add(task, read(a), read(b), write(out)),
         OpKind::AddWeight { a, weight, out } => {
             let rows = Mat { rows: a.rows, ..*weight };
-            elementwise::add(index, read(a), read(&rows), write(out));
+            elementwise::add(task, read(a), read(&rows), write(out));
         }
         OpKind::Activate { x, activation, out } => {
-            elementwise::activate(index, read(x), *activation, write(out));
+            elementwise::activate(task, read(x), *activation, write(out));
         }
-        OpKind::GluGelu { x, out } => elementwise::glu_gelu(index, read(x), write(out)),
+        OpKind::GluGelu { x, out } => elementwise::glu_gelu(task, read(x), write(out)),
         OpKind::Sinusoid { x, out } => elementwise::sinusoid(read(x), write(out)),
         OpKind::Linear { x, weight, bias, activation, residual, out } => {
             let residual = residual.as_ref();
@@ -77,7 +77,7 @@ pub(crate) fn execute(
                 }
                 Norm::Rms { eps, weight } => Norm::Rms { eps: *eps, weight: read(weight) },
             };
-            norm::norm(index, read(x), &kind, write(out));
+            norm::norm(task, read(x), &kind, write(out));
         }
         OpKind::QkNormRope { q, k, q_weight, k_weight, rope, heads, eps } => {
             let head_norm = HeadNorm {
@@ -87,7 +87,7 @@ pub(crate) fn execute(
                 heads: size(*heads),
                 eps: *eps,
             };
-            head_norm.run(index, write(q), write(k));
+            head_norm.run(task, write(q), write(k));
         }
         OpKind::Attention { q, k, v, heads, scale, causal, bias, out } => {
             let attention = Attention {
@@ -108,10 +108,10 @@ pub(crate) fn execute(
             lookup::select_row(read(x), read(index), write(out));
         }
         OpKind::Euler { latent, velocity, dsigma } => {
-            elementwise::euler(index, read(latent), read(velocity), read(dsigma), write(latent));
+            elementwise::euler(task, read(latent), read(velocity), read(dsigma), write(latent));
         }
         OpKind::Unpatchify { x, height: _, width, scale, shift, out } => {
-            elementwise::unpatchify(index, read(x), size(*width), *scale, *shift, write(out));
+            elementwise::unpatchify(task, read(x), size(*width), *scale, *shift, write(out));
         }
         OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out } => {
             let group_norm = GroupNorm {
@@ -130,7 +130,7 @@ pub(crate) fn execute(
                 let sums = |index: usize| {
                     space.scratch_written(op.workspace, index * work.strand_floats, own)
                 };
-                group_norm.apply(index, rest, sums, write(out));
+                group_norm.apply(task, rest, sums, write(out));
             }
         }
         OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } => {

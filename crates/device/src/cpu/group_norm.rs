@@ -9,7 +9,7 @@ use plimsoll_graph::Activation;
 use super::arena::{MatMut, MatRef};
 use super::elementwise::activate_chunk;
 use super::math;
-use super::parallel::{Grid, Strand, strands_for};
+use super::parallel::{Grid, Stop, Strand, Task, strands_for};
 use super::simd::vectorised;
 
 /// Elements that pay for handing over a task.
@@ -53,12 +53,12 @@ impl GroupNorm<'_> {
     pub(crate) fn sum(&self, strand: Strand<'_>) {
         let (pixels, channels) = (self.x.rows(), self.x.cols());
         let grid = grid(pixels, channels);
-        let first = grid.corner(strand.index).row;
+        let first = grid.corner(strand.task.index).row;
         let last = (first + grid.rows).min(pixels);
         let sums = bytemuck::cast_slice_mut(&mut strand.scratch[..self.sum_floats()]);
         vectorised(
             #[inline(always)]
-            |_| self.add_pixels(first, last, sums),
+            |_| self.add_pixels(strand.task.stop, [first, last], sums),
         );
     }
 
@@ -66,7 +66,7 @@ impl GroupNorm<'_> {
     /// between a strand's own sums and the end of its scratch is `rest`.
     pub(crate) fn apply<'s>(
         &self,
-        index: usize,
+        task: Task<'_>,
         rest: &mut [f32],
         sums: impl Fn(usize) -> &'s [f32],
         out: MatMut<'_>,
@@ -77,16 +77,19 @@ impl GroupNorm<'_> {
         let (factor, rest) = rest.split_at_mut(channels);
         let addend = &mut rest[..channels];
         self.combine(grid.count(), sums, [mean, factor, addend]);
-        let (corner, band) = grid.part(out, index);
-        self.normalise([mean, factor, addend], corner.row, band);
+        let (corner, band) = grid.part(out, task.index);
+        self.normalise(task.stop, [mean, factor, addend], corner.row, band);
     }
 
     /// Sum and sum of squares of each channel over some pixels, `[2][channels]`.
     #[inline(always)]
-    fn add_pixels(&self, first: usize, last: usize, sums: &mut [f64]) {
+    fn add_pixels(&self, stop: Stop<'_>, [first, last]: [usize; 2], sums: &mut [f64]) {
         let channels = self.x.cols();
         let (total, squares) = sums.split_at_mut(channels);
         for channel in (0..channels).step_by(LANES) {
+            if stop.is_set() {
+                return;
+            }
             let count = LANES.min(channels - channel);
             let (mut sum, mut square) = ([0.0f64; LANES], [0.0f64; LANES]);
             for pixel in first..last {
@@ -138,13 +141,22 @@ impl GroupNorm<'_> {
     }
 
     /// `(x - mean) * factor + addend`, then SiLU, for a band of pixels.
-    fn normalise(&self, [mean, factor, addend]: [&[f32]; 3], first: usize, mut band: MatMut<'_>) {
+    fn normalise(
+        &self,
+        stop: Stop<'_>,
+        [mean, factor, addend]: [&[f32]; 3],
+        first: usize,
+        mut band: MatMut<'_>,
+    ) {
         let channels = self.x.cols();
         vectorised(
             #[inline(always)]
             |_| {
                 let mut values = [0.0; CHUNK];
                 for pixel in 0..band.rows() {
+                    if stop.is_set() {
+                        return;
+                    }
                     for channel in (0..channels).step_by(CHUNK) {
                         let range = channel..channels.min(channel + CHUNK);
                         let values = &mut values[..range.len()];

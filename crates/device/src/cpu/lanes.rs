@@ -3,6 +3,10 @@
 //! Commands wait in rings of a fixed size; a signal is a count in an atomic number, and a lane that waits for
 //! one spins for a moment, then sleeps. The compute lane runs inside of the worker pool, so that an op hands
 //! tasks to its neighbours without crossing into the pool first.
+//!
+//! Where the compute lane has to wait for a copy that has not begun, it carries the copy lane's next commands out
+//! itself: there may be no processor free for the other thread, and to hand over and back takes longer than
+//! most copies. Who carries out a command of the copy lane holds the lane's turn, so that its order stays.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +15,7 @@ use std::time::Instant;
 
 use super::arena::Space;
 use super::bell::Bell;
+use super::parallel::{Stop, Task};
 use super::team::{Round, Team};
 use super::workspace::{Work, bound_shapes};
 use super::{copy, execute};
@@ -34,12 +39,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct LaneState {
     name: &'static str,
     ring: Mutex<VecDeque<Command>>,
+    /// Held by whoever carries out the copy lane's next command.
+    turn: Mutex<()>,
     /// Rung when a command comes or no more will.
     filled: Bell,
     /// Rung when the ring is half empty.
     drained: Bell,
     signals: AtomicU64,
-    /// Rung at each signal.
+    /// The count of signals that the other lane waits for; what it last waited for where it does not.
+    awaited: AtomicU64,
+    /// Rung when that count is reached. To wake the other lane at each signal would cost a processor, and the ops
+    /// that run on it, some ten microseconds each time.
     signalled: Bell,
 }
 
@@ -48,9 +58,11 @@ impl LaneState {
         Self {
             name,
             ring: Mutex::new(VecDeque::with_capacity(RING)),
+            turn: Mutex::new(()),
             filled: Bell::default(),
             drained: Bell::default(),
             signals: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
             signalled: Bell::default(),
         }
     }
@@ -219,7 +231,10 @@ impl<'r> Run<'r> {
 
     /// A lane's thread from start to end.
     fn lane(&self, lane: Lane) {
-        self.guard(self.state(lane).name, || self.carry_out_all(lane));
+        self.guard(self.state(lane).name, || match lane {
+            Lane::Copy => self.carry_out_copies(),
+            Lane::Compute => self.carry_out_computes(),
+        });
     }
 
     /// Does something of a lane's; its failure or panic stops the run.
@@ -242,41 +257,81 @@ impl<'r> Run<'r> {
         self.stop();
     }
 
-    fn carry_out_all(&self, lane: Lane) -> Result<(), DeviceError> {
-        let state = self.state(lane);
-        while let Some(command) = self.next(state)? {
-            let start = self.now_ns();
-            self.carry_out(lane, command, start)?;
-            self.first_ns.fetch_min(start, Ordering::Relaxed);
-            self.last_ns.fetch_max(self.now_ns(), Ordering::Relaxed);
+    fn carry_out_computes(&self) -> Result<(), DeviceError> {
+        let state = &self.compute_lane;
+        while self.peek(state)?.is_some() {
+            // Nobody else takes from this ring.
+            if let Some(command) = self.take(state, |_| true) {
+                self.carry_out(Lane::Compute, command)?;
+            }
         }
         Ok(())
     }
 
-    /// The next command; `None` when all are done.
-    fn next(&self, state: &LaneState) -> Result<Option<Command>, DeviceError> {
+    fn carry_out_copies(&self) -> Result<(), DeviceError> {
+        while let Some(command) = self.peek(&self.copy_lane)? {
+            if let Command::Wait { lane, count } = command {
+                self.await_signals(lane, count)?;
+            }
+            let _turn = lock(&self.copy_lane.turn);
+            self.carry_out_copy()?;
+        }
+        Ok(())
+    }
+
+    /// Carries out the copy lane's next command if there is one that need not wait, and tells whether there was.
+    /// The caller holds the lane's turn.
+    fn carry_out_copy(&self) -> Result<bool, DeviceError> {
+        let is_ready = |command: &Command| match command {
+            Command::Wait { lane, count } => {
+                self.state(*lane).signals.load(Ordering::SeqCst) >= *count
+            }
+            _ => true,
+        };
+        match self.take(&self.copy_lane, is_ready) {
+            None => Ok(false),
+            Some(Command::Wait { .. }) => Ok(true),
+            Some(command) => self.carry_out(Lane::Copy, command).map(|()| true),
+        }
+    }
+
+    /// The next command, which stays in the ring; `None` when all are done.
+    fn peek(&self, state: &LaneState) -> Result<Option<Command>, DeviceError> {
         let mut next = None;
         state.filled.wait_until(|| {
             // Closed is read before the ring: what came before the closing is then seen.
             let is_closed = self.is_closed.load(Ordering::SeqCst);
-            let mut ring = lock(&state.ring);
-            next = ring.pop_front().map(|command| (command, ring.len()));
+            next = lock(&state.ring).front().copied();
             next.is_some() || is_closed || self.is_over()
         });
         match next {
             Some(_) if self.is_over() => Err(DeviceError::Cancelled),
-            Some((command, left)) => {
-                if left == RING / 2 {
-                    state.drained.ring();
-                }
-                Ok(Some(command))
-            }
-            None if self.is_closed.load(Ordering::SeqCst) => Ok(None),
-            None => Err(DeviceError::Cancelled),
+            None if !self.is_closed.load(Ordering::SeqCst) => Err(DeviceError::Cancelled),
+            next => Ok(next),
         }
     }
 
-    fn carry_out(&self, lane: Lane, command: Command, start: u64) -> Result<(), DeviceError> {
+    /// Takes the next command off the ring, if there is one that is ready.
+    fn take(&self, state: &LaneState, is_ready: impl Fn(&Command) -> bool) -> Option<Command> {
+        let mut ring = lock(&state.ring);
+        let command = ring.pop_front_if(|command| is_ready(command))?;
+        let left = ring.len();
+        drop(ring);
+        if left == RING / 2 {
+            state.drained.ring();
+        }
+        Some(command)
+    }
+
+    fn carry_out(&self, lane: Lane, command: Command) -> Result<(), DeviceError> {
+        let start = self.now_ns();
+        self.carry_out_at(lane, command, start)?;
+        self.first_ns.fetch_min(start, Ordering::Relaxed);
+        self.last_ns.fetch_max(self.now_ns(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn carry_out_at(&self, lane: Lane, command: Command, start: u64) -> Result<(), DeviceError> {
         let unsupported = |what: &str| {
             Err(DeviceError::Unsupported { what: what.to_owned(), device: "cpu".to_owned() })
         };
@@ -303,15 +358,23 @@ impl<'r> Run<'r> {
             }
             Command::Signal => {
                 let state = self.state(lane);
-                state.signals.fetch_add(1, Ordering::SeqCst);
-                state.signalled.ring();
+                let count = state.signals.fetch_add(1, Ordering::SeqCst) + 1;
+                // Either this sees what the other lane waits for, or the other lane sees this signal.
+                if count >= state.awaited.load(Ordering::SeqCst) {
+                    state.signalled.ring();
+                }
                 // A caller that is not woken here looks again after its nap: a wake may come late, none is lost.
                 if lock(&state.ring).len() <= RING_LOW {
                     self.host.ring();
                 }
                 Ok(())
             }
-            Command::Wait { lane, count } => self.await_signals(lane, count),
+            Command::Wait { lane: other, count } => {
+                if (lane, other) == (Lane::Compute, Lane::Copy) {
+                    self.help_copies(count)?;
+                }
+                self.await_signals(other, count)
+            }
             Command::Mark(mark) => {
                 self.marks[mark as usize].store(seconds(self.now_ns()).to_bits(), Ordering::SeqCst);
                 Ok(())
@@ -333,16 +396,31 @@ impl<'r> Run<'r> {
                 });
             }
         }
-        // What a strand met is kept where the run ends.
-        if self.is_stopped.load(Ordering::SeqCst) { Err(DeviceError::Cancelled) } else { Ok(()) }
+        // What a strand met is kept where the run ends. One that saw a stop has left off, and the stop still holds.
+        if self.is_over() { Err(DeviceError::Cancelled) } else { Ok(()) }
     }
 
-    fn strand(&self, round: Round, strand: usize) -> Result<(), DeviceError> {
-        execute::execute(self.space, self.program, &self.works[round.op as usize], round, strand)
+    fn strand(&self, round: Round, index: usize) -> Result<(), DeviceError> {
+        let stop = Stop { is_stopped: &self.is_stopped, control: self.control };
+        let work = &self.works[round.op as usize];
+        execute::execute(self.space, self.program, work, round, Task { index, stop })
     }
 
+    /// Carries out what the copy lane could begin, until it has signalled `count` times or its own thread is at it.
+    fn help_copies(&self, count: u64) -> Result<(), DeviceError> {
+        while self.copy_lane.signals.load(Ordering::SeqCst) < count && !self.is_over() {
+            let Ok(_turn) = self.copy_lane.turn.try_lock() else { break };
+            if !self.carry_out_copy()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for signals of `lane`; called by the other lane only.
     fn await_signals(&self, lane: Lane, count: u64) -> Result<(), DeviceError> {
         let state = self.state(lane);
+        state.awaited.store(count, Ordering::SeqCst);
         let has_come = || state.signals.load(Ordering::SeqCst) >= count;
         state.signalled.wait_until(|| has_come() || self.is_over());
         if has_come() { Ok(()) } else { Err(DeviceError::Cancelled) }

@@ -91,7 +91,7 @@ pub(crate) fn linear(
     out: MatMut<'_>,
 ) {
     let blocking = Blocking::new(x.rows(), weight.rows(), x.cols());
-    let (corner, mut part) = blocking.grid.part(out, strand.index);
+    let (corner, mut part) = blocking.grid.part(out, strand.task.index);
     vectorised(
         #[inline(always)]
         |isa| {
@@ -101,6 +101,9 @@ pub(crate) fn linear(
             let tiles = Tiles { x: &x, weight: &weight, held: blocking.held, isa };
             for row in (0..part.rows()).step_by(blocking.rows) {
                 for col in (0..part.cols()).step_by(blocking.cols) {
+                    if strand.task.stop.is_set() {
+                        return;
+                    }
                     let place = TilePlace {
                         whole: [corner.row + row, corner.col + col],
                         part: [row, col],

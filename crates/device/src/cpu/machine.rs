@@ -100,6 +100,10 @@ impl Machine for CpuMachine {
     fn copy_seconds(&self, bytes: u64, segments: u64) -> f64 {
         self.rates.copy_seconds(bytes, segments)
     }
+
+    fn copy_share(&self) -> f64 {
+        self.rates.copy_share
+    }
 }
 
 /// Memory of the host, or 8 GiB where it does not say.

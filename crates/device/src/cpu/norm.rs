@@ -4,7 +4,7 @@ use plimsoll_graph::{DType, Norm};
 
 use super::arena::{MatMut, MatRef};
 use super::math::{self, bf16_round};
-use super::parallel::{Grid, strands_for};
+use super::parallel::{Grid, Task, strands_for};
 use super::simd::vectorised;
 
 /// Elements of a row that are held at once; the block in which [`math::sum`] adds.
@@ -94,7 +94,7 @@ pub(crate) fn grid(rows: usize, cols: usize) -> Grid {
 #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
 #[expect(clippy::cast_precision_loss, reason = "a number of columns, far below 2^52")]
 pub(crate) fn norm(
-    strand: usize,
+    task: Task<'_>,
     x: MatRef<'_>,
     norm: &Norm<MatRef<'_>, MatRef<'_>>,
     out: MatMut<'_>,
@@ -110,7 +110,7 @@ pub(crate) fn norm(
     // A modulation is a multiplier less one.
     let one = if matches!(norm, Norm::LayerModulated { .. }) { 1.0 } else { 0.0 };
     let is_rounded = out.dtype() == DType::BF16;
-    let (corner, mut band) = grid(out.rows(), cols).part(out, strand);
+    let (corner, mut band) = grid(out.rows(), cols).part(out, task.index);
     vectorised(
         #[inline(always)]
         |_| {
@@ -120,6 +120,9 @@ pub(crate) fn norm(
                 rows.load_factors(0, cols);
             }
             for row in 0..band.rows() {
+                if task.stop.is_set() {
+                    return;
+                }
                 rows.begin(corner.row + row);
                 if addend.is_none() {
                     let square = rows.sum(
@@ -171,9 +174,9 @@ pub(crate) struct HeadNorm<'a> {
 
 impl HeadNorm<'_> {
     /// Carries it out on a strand's rows of `q` and `k`.
-    pub(crate) fn run(&self, strand: usize, q: MatMut<'_>, k: MatMut<'_>) {
+    pub(crate) fn run(&self, task: Task<'_>, q: MatMut<'_>, k: MatMut<'_>) {
         let head_dim = q.cols() / self.heads;
-        let (corner, [mut q, mut k]) = grid(q.rows(), 2 * q.cols()).part([q, k], strand);
+        let (corner, [mut q, mut k]) = grid(q.rows(), 2 * q.cols()).part([q, k], task.index);
         vectorised(
             #[inline(always)]
             |_| {
@@ -182,6 +185,9 @@ impl HeadNorm<'_> {
                 self.q_weight.load(0, 0, &mut q_scale[..head_dim]);
                 self.k_weight.load(0, 0, &mut k_scale[..head_dim]);
                 for row in 0..q.rows() {
+                    if task.stop.is_set() {
+                        return;
+                    }
                     turn.load(&self.rope, corner.row + row);
                     for (band, scale) in [(&mut q, &q_scale), (&mut k, &k_scale)] {
                         for col in (0..self.heads * head_dim).step_by(head_dim) {

@@ -4,7 +4,10 @@
 //! the strands run one after the other. A strand has scratch of its own, so a plan's workspace does not depend
 //! on the machine. [`super::team`] hands strands to workers.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::arena::MatMut;
+use crate::Control;
 
 /// Most strands of an op: what 16 workers can share.
 pub(crate) const STRANDS_MAX: usize = 16;
@@ -117,8 +120,32 @@ impl Grid {
     }
 }
 
-/// A strand: which of its op's, and its scratch.
-pub(crate) struct Strand<'s> {
+/// Whether the run is to stop. Looked at between the tiles or rows of a strand, so that an op of a minute stops at once;
+/// what a strand leaves then is never read.
+#[derive(Clone, Copy)]
+pub(crate) struct Stop<'r> {
+    /// A lane failed.
+    pub(crate) is_stopped: &'r AtomicBool,
+    /// A stop was asked for.
+    pub(crate) control: &'r Control,
+}
+
+impl Stop<'_> {
+    #[inline(always)]
+    pub(crate) fn is_set(self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed) || self.control.is_cancelled()
+    }
+}
+
+/// Which of its op's strands.
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'r> {
     pub(crate) index: usize,
+    pub(crate) stop: Stop<'r>,
+}
+
+/// A strand that has scratch.
+pub(crate) struct Strand<'s> {
+    pub(crate) task: Task<'s>,
     pub(crate) scratch: &'s mut [f32],
 }

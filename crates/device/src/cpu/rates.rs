@@ -30,6 +30,8 @@ pub struct Rates {
     pub copy_seconds: f64,
     /// Seconds of a segment whatever its size.
     pub segment_seconds: f64,
+    /// Share of the compute lane's speed that a copy in flight takes, where workers fill all cores.
+    pub copy_share: f64,
     /// Factor on all ops, from a measurement of some.
     pub scale: f64,
 }
@@ -46,6 +48,7 @@ impl Default for Rates {
             copy_bytes_per_second: 7e9,
             copy_seconds: 3e-6,
             segment_seconds: 0.1e-6,
+            copy_share: 0.6,
             scale: 1.0,
         }
     }
