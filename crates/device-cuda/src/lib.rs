@@ -5,6 +5,7 @@
 //! - [`CudaDevice::new`] takes the arena, one plain allocation, and carries out programs: two lane threads put
 //!   prepared launches and copies on two streams.
 //! - [`loader`] finds the libraries; [`lt`] computes products with cuBLASLt, [`dnn`] attention with cuDNN.
+//! - [`CudaMachine`] is a card as the planner sees it, by a [`profile`] that [`measure`] makes.
 //! - `host_memory` is how weights get from a file to the card: from registered mappings, through pinned
 //!   windows, or pageable; the bits are the same.
 //!

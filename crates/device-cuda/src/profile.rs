@@ -99,41 +99,46 @@ fn rate(rows: u64, tera: f64) -> RowRate {
 }
 
 impl CardProfile {
-    /// NVIDIA H200, 143,771 MiB, from `bench/runs/2026-11-30-h200`.
+    /// NVIDIA H200, as `plimsoll probe` measured it on 2026-11-30 and `bench/runs/2026-11-30-h200` before it.
     ///
-    /// Products at few rows: 3072 x 12288, by the fastest algorithm of its class. At 4608 rows: what 10 steps of 228
-    /// products gave, 655 TFLOP/s; alone and cold the layers of FLUX reach 708 to 803, which no step sees. The rates
-    /// of own kernels are estimates until they are measured on this card.
+    /// Products at 4608 rows run for seconds: alone and cold the layers of FLUX reach 708 to 803 TFLOP/s, which no
+    /// step sees.
     pub fn h200() -> Self {
         Self {
             version: PROFILE_VERSION,
             name: "NVIDIA H200".to_owned(),
             arch: "sm_90a".to_owned(),
-            vram_bytes: 143_771 << 20,
-            // Context 518, streams 2, cuBLASLt 4, cuDNN 10, own kernels and scratch 2, graphs 4, margin 16 MiB.
-            reserved_bytes: 556 << 20,
-            source: "bench/runs/2026-11-30-h200".to_owned(),
+            vram_bytes: 150_109_880_320,
+            reserved_bytes: 550 << 20,
+            source: "2026-11-30, CUDA 13.0 cublaslt 13.1.0 cudnn 9.19.0".to_owned(),
             link_bytes_per_second: 55.5e9,
             copy_seconds: 2.6e-6,
             copy_share: 0.006,
-            memory_bytes_per_second: 4.3e12,
+            memory_bytes_per_second: 3.97e12,
             launch_seconds: 0.84e-6,
             own: Rates {
-                gemm: vec![rate(1, 3.4), rate(4608, 400.0)],
-                attention_flops_per_second: 300e12,
+                gemm: vec![
+                    rate(1, 3.5),
+                    rate(77, 151.0),
+                    rate(256, 398.0),
+                    rate(512, 397.0),
+                    rate(1024, 505.0),
+                    rate(4608, 473.0),
+                ],
+                attention_flops_per_second: 337e12,
             },
             libraries: Some(Rates {
                 gemm: vec![
-                    rate(1, 3.4),
-                    rate(77, 265.0),
-                    rate(256, 665.0),
-                    rate(512, 710.0),
-                    rate(1024, 700.0),
-                    rate(4608, 655.0),
+                    rate(1, 3.5),
+                    rate(77, 252.0),
+                    rate(256, 608.0),
+                    rate(512, 629.0),
+                    rate(1024, 684.0),
+                    rate(4608, 663.0),
                 ],
-                attention_flops_per_second: 650e12,
+                attention_flops_per_second: 603e12,
             }),
-            conv_flops_per_second: 300e12,
+            conv_flops_per_second: 428e12,
         }
     }
 

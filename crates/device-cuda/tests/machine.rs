@@ -88,7 +88,7 @@ fn the_arithmetic_names_kernels_and_libraries() {
 #[test]
 fn memory_is_the_card_s_where_there_is_one() {
     let machine = CudaMachine::new(CardProfile::h200(), OWN, "");
-    assert_eq!(machine.vram_bytes(), 143_771 << 20);
+    assert_eq!(machine.vram_bytes(), 150_109_880_320);
     let machine = machine.with_memory(8 << 30, 600 << 20);
     assert_eq!((machine.vram_bytes(), machine.reserved_bytes()), (8 << 30, 600 << 20));
 }
