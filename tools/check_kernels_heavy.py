@@ -29,7 +29,23 @@ GEMM_TILES = {
     "gemm_16x32": (16, 32, 128, 7 * 48 * 128),
     "gemm_any": (64, 64, 256, 0),
 }
+CONV_TILES = {
+    "conv_128x128": (128, 128, 128, 3 * 256 * 128),
+    "conv_128x16": (128, 16, 128, 4 * 144 * 128),
+    "conv_any": (64, 64, 256, 0),
+}
 gemm_module, conv_module, attention_module = (Kernels(name) for name in ("gemm", "conv", "attention"))
+# Variants that Hopper has beside them.
+IS_HOPPER = h.arch() == "sm_90a"
+if IS_HOPPER:
+    hopper_module = Kernels("hopper")
+    hopper_attention_module = Kernels("hopper_attention")
+    GEMM_TILES["gemm_128x256"] = CONV_TILES["conv_128x256"] = (128, 256, 256, 4 * 384 * 128)
+LARGE_GEMMS = ["gemm_128x128"] + ["gemm_128x256"] * IS_HOPPER
+
+
+def module_of(kernel, module):
+    return hopper_module if kernel.endswith("128x256") else module
 
 
 def compare(name, found, truth, ulps, absolute):
@@ -68,14 +84,14 @@ def flags(activation, bias, gate, base, out, x=None, w=None):
 # --- products -----------------------------------------------------------------------------------------
 
 
-def gemm(kernel, x, w, out, bias=None, activation="none", base=None, gate=None, gate_step=0, step=None, module=None):
+def gemm(kernel, x, w, out, bias=None, activation="none", base=None, gate=None, gate_step=0, step=None):
     rows, cols, threads, shared = GEMM_TILES[kernel]
     (m, k), n = x.shape, w.shape[0]
     args = [x, u32(0), u32(x.stride(0)), w, u32(w.stride(0)), bias, gate, u32(gate_step), base, u32(0)]
     args += [u32(base.stride(0) if base is not None else 0), out, u32(0), u32(out.stride(0)), step]
     args += [u32(m), u32(n), u32(k), u32(flags(activation, bias, gate, base, out, x, w))]
     grid = -(-m // rows) * -(-n // cols)
-    (module or gemm_module).launch(kernel, grid, threads, args, shared)
+    module_of(kernel, gemm_module).launch(kernel, grid, threads, args, shared)
 
 
 def gemm_reference(x, w, bias=None, activation="none", base=None, gate=None):
@@ -111,7 +127,7 @@ def check_gemm(kernel, m, n, k, dtypes=(BF16,) * 6, pad=0, skew=0, activation="n
 
 def check_gemms():
     f = (F32,)
-    for kernel in ("gemm_128x128", "gemm_64x64", "gemm_16x32"):
+    for kernel in (*LARGE_GEMMS, "gemm_64x64", "gemm_16x32"):
         check_gemm(kernel, 300, 264, 320)
         check_gemm(kernel, 77, 3, 72, parts="")
         check_gemm(kernel, 1, 1000, 8, activation="silu")
@@ -137,7 +153,7 @@ def check_rows():
         x, w, bias = matrix(4608, k, BF16), matrix(n, k, BF16, fill=k**-0.5), matrix(1, n, BF16)
         whole = matrix(4608, n, BF16, fill=None)
         gemm("gemm_128x128", x, w, whole, bias, "gelu")
-        for kernel, m in (("gemm_128x128", 77), ("gemm_64x64", 512), ("gemm_64x64", 4608), ("gemm_16x32", 1), ("gemm_16x32", 16), ("gemm_16x32", 256)):
+        for kernel, m in (*((large, 77) for large in LARGE_GEMMS), (LARGE_GEMMS[-1], 4608), ("gemm_64x64", 512), ("gemm_64x64", 4608), ("gemm_16x32", 1), ("gemm_16x32", 16), ("gemm_16x32", 256)):
             for first in (0, 4608 - m):
                 out = matrix(m, n, BF16, fill=None)
                 gemm(kernel, x[first : first + m], w, out, bias, "gelu")
@@ -167,6 +183,12 @@ def attention(q, k, v, out, heads, scale, bias=None, causal=False):
     args = [q, u32(q.stride(0)), k, u32(k.stride(0)), v, u32(v.stride(0)), out, u32(out.stride(0))]
     args += [u32(len(q)), u32(len(k)), f32(scale), bias, u32(bias.shape[1] if bias is not None else 0), u32(causal)]
     attention_module.launch(f"attention_{d}{masked}", (-(-len(q) // 128), heads), 128, args, (128 + 4 * 64) * d * 2)
+
+
+def hopper_attention(q, k, v, out, heads, scale, bias=None, causal=False):
+    args = [q, u32(q.stride(0)), k, u32(k.stride(0)), v, u32(v.stride(0)), out, u32(out.stride(0))]
+    args += [u32(len(q)), u32(len(k)), f32(scale), bias, u32(0), u32(causal)]
+    hopper_attention_module.launch("attention_128_hopper", (-(-len(q) // 128), heads), 256, args, 5 * 128 * 128 * 2)
 
 
 def banded(q, k, v, out, heads, scale, bias=None, causal=False, band=256):
@@ -233,17 +255,17 @@ def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with
 
 
 def check_attentions():
-    for d in (64, 128):
-        check_attention(attention, 512, 512, 3, d)
-        check_attention(attention, 77, 77, 2, d)
-        check_attention(attention, 1, 300, 2, d)
-        check_attention(attention, 333, 129, 2, d)
-        check_attention(attention, 130, 7, 1, d)
-        q, k, v, out, scale = check_attention(attention, 4608, 4608, 4, d)
+    for run, d in ((attention, 64), (attention, 128), *((hopper_attention, 128),) * IS_HOPPER):
+        check_attention(run, 512, 512, 3, d)
+        check_attention(run, 77, 77, 2, d)
+        check_attention(run, 1, 300, 2, d)
+        check_attention(run, 333, 129, 2, d)
+        check_attention(run, 130, 7, 1, d)
+        q, k, v, out, scale = check_attention(run, 4608, 4608, 4, d)
         for first, count in ((0, 77), (0, 512), (4600, 8)):
             few = matrix(count, 4 * d, BF16, fill=None)
-            attention(q[first : first + count], k, v, few, 4, scale)
-            same_bits(f"attention_{d} queries {first}+{count}", few, out[first : first + count])
+            run(q[first : first + count], k, v, few, 4, scale)
+            same_bits(f"{run.__name__} {d} queries {first}+{count}", few, out[first : first + count])
     check_attention(attention, 77, 77, 12, 64, causal=True)
     check_attention(attention, 300, 300, 2, 64, causal=True)
     check_attention(attention, 512, 512, 8, 64, with_bias=True, scale=1.0)
@@ -273,8 +295,8 @@ def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordere
         w = ordered
     args = [x, u32(x.stride(0)), u32(height), u32(width), u32(shift), u32(channels), w, u32(w.stride(0)), bias, base]
     args += [u32(base.stride(0) if base is not None else 0), out, u32(out.stride(0)), u32(n), u32(flags("none", bias, None, base, out, x, w))]
-    rows, cols, threads, shared = {"conv_128x128": (128, 128, 128, 3 * 256 * 128), "conv_128x16": (128, 16, 128, 4 * 144 * 128), "conv_any": (64, 64, 256, 0)}[kernel]
-    conv_module.launch(kernel, -(-pixels // rows) * -(-n // cols), threads, args, shared)
+    rows, cols, threads, shared = CONV_TILES[kernel]
+    module_of(kernel, conv_module).launch(kernel, -(-pixels // rows) * -(-n // cols), threads, args, shared)
 
 
 def check_conv(height, width, upscale, channels, n, dtype=BF16, out_dtype=None, residual=False, pad=0, kernel=None):
@@ -301,6 +323,9 @@ def check_convs():
     check_conv(40, 33, 1, 128, 3, out_dtype=F32)
     check_conv(33, 18, 1, 40, 72, kernel="conv_128x16")
     check_conv(1, 1, 1, 8, 8)
+    if IS_HOPPER:
+        check_conv(41, 19, 2, 96, 300, residual=True, kernel="conv_128x256")
+        check_conv(41, 19, 1, 24, 256, pad=8, kernel="conv_128x256")
     for upscale in (1, 2):
         check_conv(11, 13, upscale, 12, 20, residual=True)
         check_conv(11, 13, upscale, 32, 70, F32, residual=True, pad=1)
@@ -310,23 +335,19 @@ def check_convs():
 # --- time ---------------------------------------------------------------------------------------------
 
 
-def time_all(others=()):
+def time_all():
     print("\nproducts, TFLOP/s (us)")
-    modules = [("", gemm_module), *others]
     for n, k in ((9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288), (3072, 15360)):
-        line = f"  n {n:5} k {k:5}:"
         for m in (4608, 4096, 512, 256, 77):
             count = max(1, min(8, int(2e8 / (n * k))))
             xs, ws = [matrix(m, k, BF16) for _ in range(count)], [matrix(n, k, BF16, fill=0.02) for _ in range(count)]
             outs, bias = [matrix(m, n, BF16, fill=None) for _ in range(count)], matrix(1, n, BF16)
-            for label, module in modules:
-                for kernel in ("gemm_128x128",) if m > 600 else ("gemm_128x128", "gemm_64x64"):
-                    s = h.seconds(lambda i: gemm(kernel, xs[i % count], ws[i % count], outs[i % count], bias, module=module), 8, 3)
-                    line += f"  m{m}{label}{'' if m > 600 else ' ' + kernel[5:]} {2 * m * n * k / s / 1e12:.0f} ({s * 1e6:.0f})"
-            if m in (4608, 512):
-                s = h.seconds(lambda i: torch.mm(xs[i % count], ws[i % count].T, out=outs[i % count]), 8, 3)
-                line += f"  library {2 * m * n * k / s / 1e12:.0f}"
-        print(line)
+            line = f"  m {m} n {n} k {k}:"
+            for kernel in LARGE_GEMMS + ["gemm_64x64"] * (m < 600):
+                s = h.seconds(lambda i: gemm(kernel, xs[i % count], ws[i % count], outs[i % count], bias), 8, 3)
+                line += f"  {kernel[5:]} {2 * m * n * k / s / 1e12:.0f} ({s * 1e6:.0f})"
+            s = h.seconds(lambda i: torch.mm(xs[i % count], ws[i % count].T, out=outs[i % count]), 8, 3)
+            print(f"{line}  library {2 * m * n * k / s / 1e12:.0f}")
     for n, k in ((18432, 3072), (9216, 3072), (3072, 3072), (3072, 256), (3072, 768)):
         count = max(2, int(2e8 / (n * k)))
         ws = [matrix(n, k, BF16, fill=0.02) for _ in range(count)]
@@ -335,8 +356,9 @@ def time_all(others=()):
         print(f"  m 1 n {n} k {k}: {s * 1e6:.1f} us, {n * k * 2 / s / 1e12:.2f} TB/s")
     x, w, base, gate = matrix(4608, 3072, BF16), matrix(3072, 3072, BF16), matrix(4608, 3072, BF16), matrix(1, 3072, BF16)
     out, bias = matrix(4608, 3072, BF16, fill=None), matrix(1, 3072, BF16)
-    s = h.seconds(lambda i: gemm("gemm_128x128", x, w, out, bias, "none", base, gate), 8, 3)
-    print(f"  gated 4608x3072x3072: {2 * 4608 * 3072 * 3072 / s / 1e12:.0f} ({s * 1e6:.0f})")
+    for kernel in LARGE_GEMMS:
+        s = h.seconds(lambda i: gemm(kernel, x, w, out, bias, "none", base, gate), 8, 3)
+        print(f"  {kernel} gated 4608x3072x3072: {2 * 4608 * 3072 * 3072 / s / 1e12:.0f} ({s * 1e6:.0f})")
     xs, w, out = matrix(4096, 64, F32), matrix(3072, 64, BF16), matrix(4096, 3072, BF16, fill=None)
     print(f"  any 4096x3072x64: {h.seconds(lambda i: gemm('gemm_any', xs, w, out)) * 1e6:.0f} us")
     xs, w, out = matrix(4608, 3072, F32), matrix(3072, 3072, F32), matrix(4608, 3072, F32, fill=None)
@@ -347,8 +369,11 @@ def time_all(others=()):
     for tokens, heads, d, kind in ((4608, 24, 128, ""), (1536, 24, 128, ""), (4608, 24, 64, ""), (512, 64, 64, "bias"), (77, 12, 64, "causal")):
         q, k, v, out = (matrix(tokens, heads * d, BF16) for _ in range(4))
         bias = matrix(heads, 2 * tokens - 1, F32) if kind == "bias" else None
-        s = h.seconds(lambda i: attention(q, k, v, out, heads, d**-0.5, bias, kind == "causal"), 4, 3)
-        print(f"  {tokens} {heads}x{d} {kind}: {4 * tokens**2 * heads * d / s / 1e12:.0f} ({s * 1e6:.0f})")
+        line = f"  {tokens} {heads}x{d} {kind}:"
+        for run in (attention, *(hopper_attention,) * (IS_HOPPER and d == 128)):
+            s = h.seconds(lambda i: run(q, k, v, out, heads, d**-0.5, bias, kind == "causal"), 4, 3)
+            line += f"  {4 * tokens**2 * heads * d / s / 1e12:.0f} ({s * 1e6:.0f})"
+        print(line)
     for tokens in (4096, 16384):
         q, k, v, out = (matrix(tokens, 512, BF16) for _ in range(4))
         s = h.seconds(lambda i: banded(q, k, v, out, 1, 512**-0.5, band=1024), 1, 3)
@@ -360,8 +385,11 @@ def time_all(others=()):
         pixels = side * side * upscale**2
         out = matrix(pixels, n, BF16 if n > 3 else F32, fill=None)
         ordered = torch.empty(n, 9 * channels, dtype=BF16, device="cuda")
-        s = h.seconds(lambda i: conv(x, side, side, upscale, w, bias, out, ordered=ordered), 2, 3)
-        print(f"  {side}^2 up {upscale} {channels}->{n}: {2 * pixels * 9 * channels * n / s / 1e12:.0f} ({s * 1e6:.0f})")
+        line = f"  {side}^2 up {upscale} {channels}->{n}:"
+        for kernel in [None] + ["conv_128x256"] * (IS_HOPPER and n >= 128):
+            s = h.seconds(lambda i: conv(x, side, side, upscale, w, bias, out, None, kernel, ordered), 2, 3)
+            line += f"  {kernel or ''} {2 * pixels * 9 * channels * n / s / 1e12:.0f} ({s * 1e6:.0f})"
+        print(line)
 
 
 def main():

@@ -4,25 +4,11 @@
 // in a row of a table by step has its `*_step` in bytes. `base` may be `out`.
 // gemm_MxN: bf16 x and w, 16-byte aligned rows, k a multiple of 8. gemm_any: any element types and strides.
 
+#include "gemm.cuh"
 #include "hopper.cuh"
 
 using namespace heavy;
 
-
-#define GEMM_PARAMETERS                                                                                          \
-    char *x, uint32_t x_step, uint32_t x_stride, const char *w, uint32_t w_stride, const char *bias, char *gate, \
-        uint32_t gate_step, char *base, uint32_t base_step, uint32_t base_stride, char *out, uint32_t out_step,  \
-        uint32_t out_stride, const uint32_t *step, uint32_t m, uint32_t n, uint32_t k, uint32_t flags
-
-#define GEMM_ARGUMENTS                                                                                           \
-    x, x_step, x_stride, w, w_stride, bias, gate, gate_step, base, base_step, base_stride, out, out_step,        \
-        out_stride, step, m, n, k, flags
-
-// Operands at this step.
-#define GEMM_AT_STEP                                                                                             \
-    x = at_step(x, step, x_step);                                                                                \
-    const Epilogue e = {bias,        at_step(gate, step, gate_step), at_step(base, step, base_step),             \
-                        at_step(out, step, out_step), base_stride, out_stride, n, flags}
 
 extern __shared__ __align__(1024) unsigned char shared[];
 

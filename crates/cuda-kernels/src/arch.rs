@@ -84,7 +84,7 @@ impl Arch {
             Self::Sm80 => cubins!("sm_80",),
             Self::Sm86 => cubins!("sm_86",),
             Self::Sm89 => cubins!("sm_89",),
-            Self::Sm90a => cubins!("sm_90a",),
+            Self::Sm90a => cubins!("sm_90a", "hopper", "hopper_attention"),
             Self::Sm100a => cubins!("sm_100a",),
             Self::Sm120a => cubins!("sm_120a",),
         }

@@ -19,6 +19,7 @@ mod shape;
 #[cfg(test)]
 mod signature;
 mod task;
+mod variant;
 
 pub use arch::{Arch, Cubin};
 pub use lower::{tasks, workspace_bytes};

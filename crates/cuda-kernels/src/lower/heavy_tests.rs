@@ -357,3 +357,30 @@ fn what_no_kernel_takes_is_refused() {
     refused(conv([40_000, 1, 1], [8, 8], DType::BF16));
     refused(conv([8, 8, 3], [8, 8], DType::BF16));
 }
+
+#[test]
+fn hopper_has_kernels_of_its_own() {
+    let variant = |kind: OpKind<Mat, Mat>| {
+        let tasks = made(kind, OWN);
+        let launched = Arch::Sm90a.variant(launch(&tasks[tasks.len() - 1]).clone());
+        assert_eq!(kernels()[launched.kernel].fault(&launched), None, "{launched:?}");
+        (launched.kernel, launched.grid[0])
+    };
+    for (m, n, kernel, blocks) in [
+        (4608, 9216, "gemm_128x256", 36 * 36),
+        (4608, 3072, "gemm_128x256", 36 * 12),
+        (512, 3072, "gemm_128x128", 4 * 24),
+        (100_000, 128, "gemm_128x128", 782),
+        (1, 3072, "gemm_16x32", 96),
+    ] {
+        let kind = linear(layer(m, n, 3072), Activation::None, None);
+        assert_eq!(variant(kind.clone()), (kernel, blocks));
+        let plain = launch(&made(kind, OWN)[0]).clone();
+        assert_eq!(Arch::Sm80.variant(plain.clone()), plain);
+    }
+    let kind = conv([256, 256, 2], [512, 512], DType::BF16);
+    assert_eq!(variant(kind), ("conv_128x256", 2048 * 2));
+    assert_eq!(variant(conv([256, 256, 1], [256, 128], DType::BF16)), ("conv_128x128", 512));
+    let kind = attention([4608, 4608], [24, 128], DType::BF16, false, false);
+    assert_eq!(variant(kind), ("attention_128_hopper", 36));
+}

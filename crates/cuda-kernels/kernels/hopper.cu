@@ -1,0 +1,33 @@
+// Only for: sm_90a
+//
+// Variants of gemm_128x128 and conv_128x128 for results with many tiles: the same arguments and the same bits.
+
+#include "conv.cuh"
+#include "gemm.cuh"
+#include "hopper.cuh"
+
+using namespace heavy;
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+using T = WideHopper;
+
+extern "C" __global__ void __launch_bounds__(T::THREADS, 1) gemm_128x256(GEMM_PARAMETERS) {
+    GEMM_AT_STEP;
+    uint32_t tile_m, tile_n;
+    place_tile(blockIdx.x, (m + T::BM - 1) / T::BM, (n + T::BN - 1) / T::BN, tile_m, tile_n);
+    RowCopy<T::BM, T::THREADS> left(reinterpret_cast<const uint16_t*>(x), x_stride, tile_m * T::BM, m);
+    RowCopy<T::BN, T::THREADS> right(reinterpret_cast<const uint16_t*>(w), w_stride, tile_n * T::BN, n);
+    product_wide(left, right, e, shared, k, tile_m * T::BM, m, tile_n * T::BN);
+}
+
+extern "C" __global__ void __launch_bounds__(T::THREADS, 1) conv_128x256(CONV_PARAMETERS) {
+    const Epilogue e = {bias, nullptr, base, out, base_stride, out_stride, n, flags};
+    const uint32_t rows = (height << shift) * (width << shift);
+    uint32_t tile_m, tile_n;
+    place_tile(blockIdx.x, (rows + T::BM - 1) / T::BM, (n + T::BN - 1) / T::BN, tile_m, tile_n);
+    PixelCopy<T::BM, T::THREADS> left(reinterpret_cast<const uint16_t*>(x), x_stride, height, width, shift, channels,
+                                      tile_m * T::BM);
+    RowCopy<T::BN, T::THREADS> right(reinterpret_cast<const uint16_t*>(w), w_stride, tile_n * T::BN, n);
+    product_wide(left, right, e, shared, 9 * channels, tile_m * T::BM, rows, tile_n * T::BN);
+}

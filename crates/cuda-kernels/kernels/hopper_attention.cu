@@ -1,0 +1,184 @@
+// Only for: sm_90a
+//
+// attention_128 with Hopper's wgmma: 128 queries of a head by two warpgroups of 64, keys in blocks of 128. While one
+// warpgroup makes weights of its scores, the other's products run.
+//
+// Queries, keys and values stand in shared memory as two panels of 64 columns each, rows of 128 bytes with their
+// pieces permuted by the row: for the first product k runs along a row, for the second down the rows.
+
+#include "attention.cuh"
+#include "hopper.cuh"
+
+using namespace heavy;
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+constexpr int QUERIES = 128, KEYS = 128, WIDTH = 128, THREADS = 256;
+constexpr uint32_t PANEL = 128 * PITCH, TILE = 2 * PANEL;
+
+// scores[64 x 128] (+)= a[64 x 16] b[128 x 16]^T; starts from zero where ADD is 0.
+template <int ADD>
+__device__ __forceinline__ void multiply_rows(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, %66, 1, 1, 0, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "n"(ADD));
+}
+
+// sums[64 x 128] += a[64 x 16] b[16 x 128], a in registers.
+__device__ __forceinline__ void multiply_weights(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// Columns of a panel's rows as k: 64 columns further lie one panel on, 8 rows further 1024 bytes.
+__device__ __forceinline__ uint64_t described_down(uint32_t address) {
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(PANEL >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+}
+
+// 128 rows of 128 columns from row `first` on, zeros past the last.
+__device__ __forceinline__ void copy_tile(uint32_t to, const uint16_t* from, uint32_t stride, uint32_t first, uint32_t rows) {
+    const uint32_t row = threadIdx.x / 16, piece = threadIdx.x % 16;
+    const uint16_t* at = from + size_t(first + row) * stride + piece * 8;
+    to += piece / 8 * PANEL + row * PITCH + (((piece ^ row) & 7) << 4);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) copy16(to + i * 16 * PITCH, at + size_t(i) * 16 * stride, first + row + i * 16 < rows ? 16 : 0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_128_hopper(ATTENTION_PARAMETERS) {
+    const uint32_t lane = threadIdx.x % 32, half = threadIdx.x / 128;
+    const uint32_t head = blockIdx.y, first = blockIdx.x * QUERIES;
+    q += head * WIDTH, k += head * WIDTH, v += head * WIDTH, out += head * WIDTH;
+    const uint32_t q_at = shared_address(shared), stages = q_at + TILE;
+    const uint32_t blocks = (keys + KEYS - 1) / KEYS;
+    const float factor = scale * LOG2_E;
+
+    copy_tile(q_at, q, q_stride, first, queries);
+    copy_tile(stages, k, k_stride, 0, keys);
+    copy_tile(stages + TILE, v, v_stride, 0, keys);
+    copy_commit();
+
+    float sums[64], highest[2] = {NO_SCORE, NO_SCORE}, total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
+    const uint64_t queries_at = described(q_at + half * 64 * PITCH);
+
+    for (uint32_t block = 0; block < blocks; ++block) {
+        copy_wait<0>();
+        show_to_tensor_cores();
+        __syncthreads();
+        const uint32_t at = stages + (block & 1) * 2 * TILE;
+        const uint64_t keys_at = described(at), values_at = described_down(at + TILE);
+
+        float scores[64];
+        warpgroup_arrive();
+        multiply_rows<0>(scores, queries_at, keys_at);
+#pragma unroll
+        for (int part = 1; part < WIDTH / 16; ++part) {
+            const uint32_t along = part / 4 * (PANEL >> 4) + part % 4 * 2;
+            multiply_rows<1>(scores, queries_at + along, keys_at + along);
+        }
+        warpgroup_commit();
+        if (block + 1 < blocks) {
+            const uint32_t to = stages + (~block & 1) * 2 * TILE;
+            copy_tile(to, k, k_stride, (block + 1) * KEYS, keys);
+            copy_tile(to + TILE, v, v_stride, (block + 1) * KEYS, keys);
+        }
+        copy_commit();
+        warpgroup_wait<0>();
+        settle(scores);
+
+        // Element 4 j + e: row e / 2 * 8 + lane / 4, key j * 8 + lane % 4 * 2 + e % 2.
+        if (block * KEYS + KEYS > keys) {
+            const uint32_t key = block * KEYS + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 64; ++i) {
+                if (key + i / 4 * 8 + i % 2 >= keys) scores[i] = NO_SCORE;
+            }
+        }
+        uint32_t weights[32];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            float top = highest[side];
+#pragma unroll
+            for (int j = 0; j < 16; ++j) top = fmaxf(top, fmaxf(scores[4 * j + 2 * side], scores[4 * j + 2 * side + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            const float shrink = power_of_two((highest[side] - top) * factor), offset = top * factor;
+            highest[side] = top;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const float even = power_of_two(__fmaf_rn(scores[4 * j + 2 * side], factor, -offset));
+                const float odd = power_of_two(__fmaf_rn(scores[4 * j + 2 * side + 1], factor, -offset));
+                sum += even + odd;
+                weights[2 * j + side] = bf16_pair(even, odd);
+            }
+            total[side] = __fmaf_rn(total[side], shrink, sum);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) sums[4 * j + 2 * side] *= shrink, sums[4 * j + 2 * side + 1] *= shrink;
+        }
+
+        warpgroup_arrive();
+#pragma unroll
+        for (int part = 0; part < KEYS / 16; ++part) {
+            const uint32_t fragment[4] = {weights[4 * part], weights[4 * part + 1], weights[4 * part + 2], weights[4 * part + 3]};
+            multiply_weights(sums, fragment, values_at + part * (16 * PITCH >> 4));
+        }
+        warpgroup_commit();
+        warpgroup_wait<0>();
+        settle(sums);
+    }
+    copy_wait<0>();
+
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        float sum = total[side];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float inverse = 1.0f / sum;
+        const uint32_t row = first + threadIdx.x / 32 * 16 + side * 8 + lane / 4;
+        if (row < queries) {
+            uint16_t* to = out + size_t(row) * out_stride + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                *reinterpret_cast<uint32_t*>(to + j * 8) =
+                    bf16_pair(sums[4 * j + 2 * side] * inverse, sums[4 * j + 2 * side + 1] * inverse);
+            }
+        }
+    }
+}
