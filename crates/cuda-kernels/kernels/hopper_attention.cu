@@ -1,7 +1,8 @@
 // Only for: sm_90a
 //
-// attention_128 with Hopper's wgmma: 128 queries of a head by two warpgroups of 64, keys in blocks of 128. While one
-// warpgroup makes weights of its scores, the other's products run.
+// attention_128 with Hopper's wgmma: 128 queries of a head by two warpgroups of 64, keys in blocks of 128. The two
+// take turns: in each phase one has the tensor cores (values of the last block, scores of the next), while the other
+// makes weights of its scores. A barrier ends a phase.
 //
 // Queries, keys and values stand in shared memory as two panels of 64 columns each, rows of 128 bytes with their
 // pieces permuted by the row: for the first product k runs along a row, for the second down the rows.
@@ -89,39 +90,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_128_hopper(AT
 
     copy_tile(q_at, q, q_stride, first, queries);
     copy_tile(stages, k, k_stride, 0, keys);
-    copy_tile(stages + TILE, v, v_stride, 0, keys);
     copy_commit();
 
-    float sums[64], highest[2] = {NO_SCORE, NO_SCORE}, total[2] = {0.0f, 0.0f};
+    float sums[64], scores[64], highest[2] = {NO_SCORE, NO_SCORE}, total[2] = {0.0f, 0.0f};
+    // Weights in bf16 as fragments: [2 j + side] is row side * 8 + lane / 4, keys j * 8 + lane % 4 * 2 and the next.
+    uint32_t weights[32];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
     const uint64_t queries_at = described(q_at + half * 64 * PITCH);
 
-    for (uint32_t block = 0; block < blocks; ++block) {
-        copy_wait<0>();
-        show_to_tensor_cores();
-        __syncthreads();
-        const uint32_t at = stages + (block & 1) * 2 * TILE;
-        const uint64_t keys_at = described(at), values_at = described_down(at + TILE);
-
-        float scores[64];
-        warpgroup_arrive();
+    // Scores of `block`, begun.
+    const auto begin_scores = [&](uint32_t block) {
+        const uint64_t keys_at = described(stages + (block & 1) * TILE);
         multiply_rows<0>(scores, queries_at, keys_at);
 #pragma unroll
         for (int part = 1; part < WIDTH / 16; ++part) {
             const uint32_t along = part / 4 * (PANEL >> 4) + part % 4 * 2;
             multiply_rows<1>(scores, queries_at + along, keys_at + along);
         }
-        warpgroup_commit();
-        if (block + 1 < blocks) {
-            const uint32_t to = stages + (~block & 1) * 2 * TILE;
-            copy_tile(to, k, k_stride, (block + 1) * KEYS, keys);
-            copy_tile(to + TILE, v, v_stride, (block + 1) * KEYS, keys);
-        }
-        copy_commit();
-        warpgroup_wait<0>();
-        settle(scores);
+    };
 
+    // Weights of `block` times its values, begun.
+    const auto begin_sums = [&](uint32_t block) {
+        const uint64_t values_at = described_down(stages + 2 * TILE + (block & 1) * TILE);
+#pragma unroll
+        for (int part = 0; part < KEYS / 16; ++part) {
+            const uint32_t fragment[4] = {weights[4 * part], weights[4 * part + 1], weights[4 * part + 2],
+                                          weights[4 * part + 3]};
+            multiply_weights(sums, fragment, values_at + part * (16 * PITCH >> 4));
+        }
+    };
+
+    const auto finish = [&] {
+        warpgroup_commit();
+        warpgroup_wait<0>();
+        settle(sums);
+        settle(scores);
+    };
+
+    // Scores of `block` to weights, and the sums so far to the new highest score.
+    const auto weigh = [&](uint32_t block) {
         // Element 4 j + e: row e / 2 * 8 + lane / 4, key j * 8 + lane % 4 * 2 + e % 2.
         if (block * KEYS + KEYS > keys) {
             const uint32_t key = block * KEYS + lane % 4 * 2;
@@ -130,7 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_128_hopper(AT
                 if (key + i / 4 * 8 + i % 2 >= keys) scores[i] = NO_SCORE;
             }
         }
-        uint32_t weights[32];
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             float top = highest[side];
@@ -152,17 +159,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_128_hopper(AT
 #pragma unroll
             for (int j = 0; j < 16; ++j) sums[4 * j + 2 * side] *= shrink, sums[4 * j + 2 * side + 1] *= shrink;
         }
+    };
 
-        warpgroup_arrive();
-#pragma unroll
-        for (int part = 0; part < KEYS / 16; ++part) {
-            const uint32_t fragment[4] = {weights[4 * part], weights[4 * part + 1], weights[4 * part + 2], weights[4 * part + 3]};
-            multiply_weights(sums, fragment, values_at + part * (16 * PITCH >> 4));
+    // Phases 2 j and 2 j + 1 are the first warpgroup's products and weights of block j; the second is one behind.
+    // Copies are begun in even phases for use two phases on: what stood there was needed last in the phase before.
+    const auto phase = [&](bool is_even, uint32_t block) {
+        if (is_even) {
+            copy_wait<0>();
+            show_to_tensor_cores();
         }
-        warpgroup_commit();
-        warpgroup_wait<0>();
-        settle(sums);
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+        if (is_even) {
+            if (block + 1 < blocks) copy_tile(stages + (~block & 1) * TILE, k, k_stride, (block + 1) * KEYS, keys);
+            if (block < blocks) copy_tile(stages + 2 * TILE + (block & 1) * TILE, v, v_stride, block * KEYS, keys);
+            copy_commit();
+        }
+    };
+
+    if (half == 1) phase(true, 0);
+    phase(half == 0, 0);
+    warpgroup_arrive();
+    begin_scores(0);
+    finish();
+    phase(half == 1, 1);
+    weigh(0);
+    for (uint32_t block = 1; block < blocks; ++block) {
+        phase(half == 0, block);
+        warpgroup_arrive();
+        begin_sums(block - 1);
+        begin_scores(block);
+        finish();
+        phase(half == 1, block + 1);
+        weigh(block);
     }
+    phase(half == 0, blocks);
+    warpgroup_arrive();
+    begin_sums(blocks - 1);
+    finish();
+    if (half == 0) phase(false, blocks);
     copy_wait<0>();
 
 #pragma unroll
