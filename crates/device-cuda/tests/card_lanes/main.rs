@@ -18,7 +18,7 @@ use common::{Random, bound, unit};
 use half::bf16;
 use plimsoll_device::{
     Command, Control, Device, DeviceError, HostDType, Lane, OutputBuffer, Program, Queue, Region,
-    Segment, SpanKind,
+    RunStats, Segment, SpanKind,
 };
 use plimsoll_device_cuda::{Card, CudaDevice, CudaError, HostOptions};
 use plimsoll_graph::{DType, OpKind, OutputId};
@@ -283,6 +283,28 @@ fn the_high_water_mark_is_found_by_the_pattern() {
         let drive = &mut |queue: &dyn Queue| common::run_all(queue, &program);
         let stats = device.run(&program, &Control::default(), drive).unwrap();
         assert_eq!(stats.high_water_bytes, expected);
+    }
+}
+
+/// Not a check but a figure: how fast each way is, for 8 GiB in copies of 256 MiB.
+#[test]
+#[ignore = "needs a CUDA card"]
+fn rates_of_the_ways() {
+    let Some(mut device) = card_device(1 << 30) else { return };
+    let mut stream = Stream::of(4, 1 << 26, |at| (at % 9) as f32);
+    stream.steps = 8;
+    for source in SOURCES {
+        stream.list(&mut device, source);
+        let rate = |stats: &RunStats| stats.copied_bytes as f64 / stats.seconds / 1e9;
+        let begin = Instant::now();
+        let (first, _) = stream.run(&mut device, source, &Control::default()).unwrap();
+        let whole = begin.elapsed();
+        let (second, _) = stream.run(&mut device, source, &Control::default()).unwrap();
+        println!(
+            "{source:?}: {:.1} then {:.1} GB/s into the arena; first run {whole:.2?} with preparation",
+            rate(&first),
+            rate(&second)
+        );
     }
 }
 

@@ -47,8 +47,8 @@ pub(crate) struct Stream {
     halves: Vec<Vec<u8>>,
     words: Vec<Vec<u8>>,
     zeros: Vec<u8>,
-    mapping: Option<SharedMapping>,
-    _file: Option<tempfile::NamedTempFile>,
+    mapping: SharedMapping,
+    _file: tempfile::NamedTempFile,
 }
 
 /// Bytes before the weights in the file: an odd place, as files have.
@@ -58,9 +58,18 @@ impl Stream {
     pub(crate) fn new(random: &mut Random) -> Self {
         let layers = 1 + random.below(7) as usize;
         let elements = 1 << (8 + random.below(14));
-        let values: Vec<Vec<f32>> = (0..layers)
-            .map(|_| (0..elements).map(|_| random.below(9) as f32 - 4.0).collect())
-            .collect();
+        let mut stream = Self::of(layers, elements, |_| random.below(9) as f32 - 4.0);
+        stream.steps = 1 + random.below(6) as u32;
+        stream.slots = 1 + random.below(3) as usize;
+        stream.repeat = 1 + random.below(12) as u32;
+        stream.segments = 1 + random.below(5) as usize;
+        stream
+    }
+
+    /// Layers of given values, streamed once through two slots, each copy in one segment.
+    pub(crate) fn of(layers: usize, elements: usize, mut value: impl FnMut(usize) -> f32) -> Self {
+        let values: Vec<Vec<f32>> =
+            (0..layers).map(|_| (0..elements).map(&mut value).collect()).collect();
         let words: Vec<Vec<u8>> = values
             .iter()
             .map(|layer| layer.iter().flat_map(|value| value.to_le_bytes()).collect())
@@ -76,17 +85,17 @@ impl Stream {
         let mapping = SharedMapping::open(file.path()).unwrap();
         Self {
             layers,
-            steps: 1 + random.below(6) as u32,
-            slots: 1 + random.below(3) as usize,
+            steps: 1,
+            slots: 2,
             elements,
-            repeat: 1 + random.below(12) as u32,
-            segments: 1 + random.below(5) as usize,
+            repeat: 1,
+            segments: 1,
             values,
             halves,
             words,
             zeros: vec![0; elements * 4],
-            mapping: Some(mapping),
-            _file: Some(file),
+            mapping,
+            _file: file,
         }
     }
 
@@ -122,14 +131,13 @@ impl Stream {
 
     pub(crate) fn copy(&self, at: usize, source: Source) -> plimsoll_device::BoundCopy<'_> {
         let layer = at % self.layers;
-        let bytes: &[u8] = match (source, &self.mapping) {
-            (Source::Memory, _) => &self.words[layer],
-            (Source::Halves, _) => &self.halves[layer],
-            (_, Some(mapping)) => {
+        let bytes: &[u8] = match source {
+            Source::Memory => &self.words[layer],
+            Source::Halves => &self.halves[layer],
+            Source::Mapped | Source::Unlisted => {
                 let start = HEADER + layer * self.elements * 4;
-                &mapping.bytes()[start..start + self.elements * 4]
+                &self.mapping.bytes()[start..start + self.elements * 4]
             }
-            (_, None) => unreachable!("a stream has a file"),
         };
         let source_dtype = if source == Source::Halves { HostDType::F16 } else { HostDType::F32 };
         let width = source_dtype.bytes() as usize;
@@ -230,8 +238,7 @@ impl Stream {
     }
 
     pub(crate) fn list(&self, device: &mut CudaDevice, source: Source) {
-        let listed: Vec<SharedMapping> =
-            self.mapping.iter().filter(|_| source == Source::Mapped).cloned().collect();
-        device.set_mappings(&listed);
+        let all = std::slice::from_ref(&self.mapping);
+        device.set_mappings(if source == Source::Mapped { all } else { &[] });
     }
 }

@@ -225,7 +225,7 @@ pub(crate) fn linears(cases: &mut Vec<Case>, seed: &mut u64) {
 
 pub(crate) fn attentions(cases: &mut Vec<Case>, seed: &mut u64) {
     for (queries, keys, heads, head_dim, causal, bias) in [
-        (1, 1, 1, 64, false, false),
+        (9, 9, 1, 64, false, false),
         (77, 77, 12, 64, true, false),
         (512, 512, 8, 64, false, true),
         (130, 130, 3, 64, false, true),
