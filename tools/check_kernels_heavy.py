@@ -2,6 +2,7 @@
 """Checks and times the kernels of products, attention and convolution on a CUDA card, against torch in float64.
 
     python3 tools/check_kernels_heavy.py [check] [time]      both, unless one is named
+    compute-sanitizer --tool racecheck python3 tools/check_kernels_heavy.py few      each kernel, few and small
 
 Inputs are fresh normal numbers, outputs are NaN before each run, sizes are odd and operands are views of wider
 tensors. What has to hold beside the figures: rows have the same bits whatever the number of rows, and nothing is
@@ -392,9 +393,24 @@ def time_all():
         print(line)
 
 
+def check_few():
+    for kernel in (*LARGE_GEMMS, "gemm_64x64", "gemm_16x32"):
+        check_gemm(kernel, 140, 200, 584, activation="gelu", parts="brg")
+        check_gemm(kernel, 20, 33, 264, (BF16, BF16, F32, F32, BF16, F32), pad=8, parts="bgi")
+    check_gemm("gemm_any", 70, 67, 45, pad=3, skew=1, activation="silu", parts="brg")
+    for run, d in ((attention, 64), (attention, 128), *((hopper_attention, 128),) * IS_HOPPER):
+        check_attention(run, 140, 333, 2, d)
+    check_attention(attention, 140, 140, 2, 64, causal=True, with_bias=True)
+    check_attention(banded, 140, 140, 2, 80, with_bias=True)
+    for kernel in ("conv_128x128", "conv_128x16", "conv_any", *("conv_128x256",) * IS_HOPPER):
+        check_conv(9, 17, 2, 40, 24, residual=True, kernel=kernel)
+
+
 def main():
     wanted = sys.argv[1:] or ["check", "time"]
     h.seed(torch.seed() % 2**31)
+    if "few" in wanted:
+        check_few()
     if "check" in wanted:
         for check in (check_gemms, check_rows, check_attentions, check_convs):
             check()
