@@ -41,6 +41,11 @@ impl Kernels {
         Ok(Self { arch, functions, _modules: modules })
     }
 
+    /// The architecture whose kernels these are.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
     /// A kernel that a launch with `shared_bytes` of dynamic shared memory may use.
     pub(crate) fn function(&self, name: &str, shared_bytes: u32) -> Result<Function, CudaError> {
         let function = self.functions.get(name).ok_or_else(|| CudaError::NoKernel {

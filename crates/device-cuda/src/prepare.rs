@@ -216,6 +216,7 @@ impl Prepared {
         };
         let work = match task {
             Task::Launch(launch) => {
+                let launch = &kernels.arch().variant(launch.clone());
                 let function = kernels.function(launch.kernel, launch.shared_bytes)?;
                 let shape = LaunchShape {
                     grid: launch.grid,
