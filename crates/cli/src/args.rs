@@ -8,6 +8,8 @@ use plimsoll_graph::DType;
 use plimsoll_pipeline::NoiseSource;
 use plimsoll_plan::{Line, Offload};
 
+use crate::runs::args::RecordArgs;
+
 /// Diffusion models under a hard line of VRAM.
 #[derive(Debug, Parser)]
 #[command(name = "plimsoll", version, about, arg_required_else_help = true)]
@@ -114,6 +116,8 @@ pub(crate) struct GenerateArgs {
     /// Write every copy and op with its times, for chrome://tracing
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
 }
 
 #[derive(Args, Debug)]

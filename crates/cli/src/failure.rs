@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use plimsoll_device_cuda::CudaError;
 use plimsoll_pipeline::{Kind, PipelineError};
+use plimsoll_record::RecordError;
 use plimsoll_weights::{WeightsError, WriteError};
 
 use crate::out;
@@ -25,16 +26,28 @@ pub(crate) enum Failure {
     Cuda(CudaError),
     #[error(transparent)]
     WriteWeights(#[from] WriteError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("the run's record is lost: {error}, and beside the picture: {cause}")]
+    RecordLost { error: String, cause: String },
 }
 
 impl Failure {
     /// 2 usage, 3 infeasible, 4 bad file, 5 device, 130 cancelled.
-    fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Cuda(CudaError::NoSuchDevice { .. }) => 2,
             Self::Weights(_) | Self::Read { .. } => 4,
             Self::WriteWeights(WriteError::Cancelled) => 130,
-            Self::Cuda(_) | Self::Write { .. } | Self::WriteWeights(_) => 5,
+            Self::Record(error) => match error {
+                RecordError::UnknownRun { .. } | RecordError::AmbiguousRun { .. } => 2,
+                RecordError::Storage { .. } => 5,
+                _ => 4,
+            },
+            Self::Cuda(_)
+            | Self::Write { .. }
+            | Self::WriteWeights(_)
+            | Self::RecordLost { .. } => 5,
             Self::Pipeline(error) => match error.kind() {
                 Kind::Usage => 2,
                 Kind::Infeasible => 3,
@@ -45,8 +58,8 @@ impl Failure {
         }
     }
 
-    /// Prints the one line and gives the exit code.
-    pub(crate) fn report(&self) -> ExitCode {
+    /// The one line, with its causes.
+    pub(crate) fn text(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -56,7 +69,12 @@ impl Failure {
             }
             cause = error.source();
         }
-        out::notice(&text);
+        text
+    }
+
+    /// Prints the one line and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        out::notice(&self.text());
         ExitCode::from(self.exit_code())
     }
 }

@@ -1,8 +1,10 @@
 //! `plimsoll generate`: a prompt to a picture.
 
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
 use std::time::Instant;
 
+use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
 use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
 use plimsoll_plan::simulate;
@@ -12,13 +14,66 @@ use crate::args::GenerateArgs;
 use crate::executor::Executor;
 use crate::failure::Failure;
 use crate::progress::Bar;
+use crate::runs::{Draft, Recorder};
 use crate::{interrupt, model, out, request, trace};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let control = interrupt::control();
-    let paths = output_paths(args)?;
+    let mut recorder = Recorder::open(&args.record)?;
+    let mut draft = Draft::begin(args);
+    let writes = !recorder.is_repeat();
+    let made = catch_unwind(AssertUnwindSafe(|| carry_out(args, &control, &mut draft, writes)));
+    // From here on nothing takes long, and nothing may be cut short: the picture is there, its record is not.
+    interrupt::writing();
+    if !recorder.is_on() {
+        return print(args, &made.unwrap_or_else(|bug| resume_unwind(bug))?, None);
+    }
+    let (record, plan_json) = match &made {
+        Ok(made) => draft.end(made.as_ref().err()),
+        Err(_) => draft.end_by_bug(crate::last_panic()),
+    };
+    let run_id = recorder.write(record, plan_json.as_deref(), &args.output);
+    let made = made.unwrap_or_else(|bug| resume_unwind(bug));
+    match (made, run_id) {
+        (Ok(made), run_id) => {
+            // What was made is told, whatever became of its record.
+            print(args, &made, run_id.as_ref().ok().and_then(Option::as_deref))?;
+            run_id.map(drop)
+        }
+        (Err(failure), Ok(run_id)) => {
+            if let Some(run_id) = run_id {
+                out::notice(&format!("recorded as {run_id}"));
+            }
+            Err(failure)
+        }
+        (Err(failure), Err(lost)) => {
+            out::notice(&lost.text());
+            Err(failure)
+        }
+    }
+}
+
+/// What a run made, for its summary.
+struct Made {
+    placed: Placed,
+    generated: Generated,
+    paths: Vec<PathBuf>,
+    model: String,
+    device: &'static str,
+    seconds_total: f64,
+}
+
+/// The run itself; `draft` is told of everything as it becomes known. Pictures are in their files at the end.
+fn carry_out(
+    args: &GenerateArgs,
+    control: &Control,
+    draft: &mut Draft,
+    writes: bool,
+) -> Result<Made, Failure> {
+    let mut paths = output_paths(args)?;
     let executor = Executor::find(&args.run)?;
-    check_outputs(args, &paths, executor.computes())?;
+    draft.on_device(args, executor.name());
+    check_outputs(args, &paths, executor.computes() && writes)?;
 
     let assembled = model::open(&args.run)?;
     let place = request::place_request(&args.run, assembled.defaults());
@@ -28,36 +83,47 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
         noise: args.noise.source(),
     };
+    draft.opened(args, &assembled, &place, prompt.guidance);
     let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
     let machine = machine.as_ref();
+    draft.on_machine(machine);
     let device = executor.name();
     let target = executor.target()?;
     let mut placed = assembled.place(place, machine, target).map_err(|failure| failure.error)?;
+    draft.placed(&placed);
 
     let timeline = simulate(placed.graph(), placed.plan(), machine);
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
     let began = Instant::now();
     let wants_trace = args.trace.is_some();
-    let generated = placed
-        .generate(machine, &prompt, &control, wants_trace, &mut |progress| bar.show(progress));
+    let generated = placed.generate(machine, &prompt, control, wants_trace, &mut |progress| {
+        draft.at(progress.kind);
+        bar.show(progress);
+    });
     bar.finish();
     let generated = generated?;
     let seconds_total = began.elapsed().as_secs_f64();
+    draft.generated(&placed, &generated);
     for notice in &generated.notices {
         out::notice(notice);
     }
     let model = placed.assembled().defaults().name.clone();
     interrupt::writing();
-    write_pictures(&placed, &generated, &prompt, &paths, &model)?;
+    paths.truncate(if writes { generated.pictures.len() } else { 0 });
+    write_pictures(&placed, &generated, &prompt, &paths, &model, draft.run_id())?;
+    draft.written(&paths);
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
     }
-    let summary =
-        Summary { args, placed: &placed, generated: &generated, model, device, seconds_total };
+    Ok(Made { placed, generated, paths, model, device, seconds_total })
+}
+
+fn print(args: &GenerateArgs, made: &Made, run_id: Option<&str>) -> Result<(), Failure> {
+    let summary = Summary { args, made, run_id };
     if args.run.json {
-        out::result(&summary.json(&paths).to_string())
+        out::result(&summary.json().to_string())
     } else {
-        out::result(&summary.text(&paths))
+        out::result(&summary.text())
     }
 }
 
@@ -102,6 +168,7 @@ fn write_pictures(
     prompt: &Prompt,
     paths: &[PathBuf],
     model: &str,
+    run_id: &str,
 ) -> Result<(), PipelineError> {
     let steps = placed.request().run.steps.to_string();
     let guidance = prompt.guidance.to_string();
@@ -114,6 +181,7 @@ fn write_pictures(
             ("guidance", &guidance),
             ("model", model),
             ("plan", &placed.plan().id),
+            ("run", run_id),
             ("Software", concat!("plimsoll ", env!("CARGO_PKG_VERSION"))),
         ];
         picture.write_png(path, &notes)?;
@@ -123,39 +191,38 @@ fn write_pictures(
 
 struct Summary<'a> {
     args: &'a GenerateArgs,
-    placed: &'a Placed,
-    generated: &'a Generated,
-    model: String,
-    device: &'static str,
-    seconds_total: f64,
+    made: &'a Made,
+    run_id: Option<&'a str>,
 }
 
 impl Summary<'_> {
-    fn json(&self, paths: &[PathBuf]) -> Value {
-        let plan = self.placed.plan();
-        let report = &self.generated.report;
-        let run = &self.placed.request().run;
-        let pictures = &self.generated.pictures;
-        let written = |path: &Path| path.display().to_string();
-        let outputs: Vec<_> = paths.iter().take(pictures.len()).map(|path| written(path)).collect();
+    fn json(&self) -> Value {
+        let Made { placed, generated, .. } = self.made;
+        let plan = placed.plan();
+        let report = &generated.report;
+        let run = &placed.request().run;
+        let pictures = &generated.pictures;
+        let outputs: Vec<_> =
+            self.made.paths.iter().map(|path| path.display().to_string()).collect();
         let images: Vec<_> = pictures.iter().map(plimsoll_pipeline::Picture::sha256).collect();
-        let latents = &self.generated.latent_sha256;
+        let latents = &generated.latent_sha256;
         let stages: Vec<_> = report
             .stages
             .iter()
             .map(|stage| json!({ "name": stage.name, "seconds": stage.seconds }))
             .collect();
         json!({
+            "run_id": self.run_id,
             "output": outputs.first(),
             "outputs": outputs,
-            "model": self.model,
+            "model": self.made.model,
             "prompt": self.args.prompt,
             "seed": self.args.seed,
             "steps": run.steps,
             "width": run.width,
             "height": run.height,
             "dtype": run.dtype.name(),
-            "device": self.device,
+            "device": self.made.device,
             "offload": plan.offload,
             "prefetch": plan.prefetch,
             "plan_id": plan.id,
@@ -163,30 +230,28 @@ impl Summary<'_> {
             "predicted": plan.predicted,
             "measured": {
                 "vram_peak_bytes": report.stats.high_water_bytes,
-                "vram_process_bytes": self.generated.held_bytes,
+                "vram_process_bytes": generated.held_bytes,
                 "copied_bytes_per_step": report.copied_bytes_per_step,
                 "copied_bytes": report.stats.copied_bytes,
                 "seconds_per_step": report.seconds_per_step,
-                "seconds_total": self.seconds_total,
+                "seconds_total": self.made.seconds_total,
                 "stages": stages,
             },
             "latent_sha256": latents.first(),
             "latents_sha256": latents,
             "image_sha256": images.first(),
             "images_sha256": images,
-            "notices": self.generated.notices,
+            "notices": generated.notices,
         })
     }
 
-    fn text(&self, paths: &[PathBuf]) -> String {
-        let plan = self.placed.plan();
-        let report = &self.generated.report;
-        let mut lines: Vec<String> = paths
-            .iter()
-            .take(self.generated.pictures.len())
-            .map(|path| path.display().to_string())
-            .collect();
-        if lines.is_empty() {
+    fn text(&self) -> String {
+        let Made { placed, generated, .. } = self.made;
+        let plan = placed.plan();
+        let report = &generated.report;
+        let mut lines: Vec<String> =
+            self.made.paths.iter().map(|path| path.display().to_string()).collect();
+        if generated.pictures.is_empty() {
             lines.push("simulated: no picture was computed".to_owned());
         }
         lines.push(format!(
@@ -195,7 +260,7 @@ impl Summary<'_> {
             bytes(plan.line_bytes),
             bytes(plan.predicted.vram_peak_bytes),
         ));
-        if let Some(held) = self.generated.held_bytes {
+        if let Some(held) = generated.held_bytes {
             lines.push(format!(
                 "process  {} (predicted {}: {} of them beside the arena)",
                 bytes(held),
@@ -211,9 +276,12 @@ impl Summary<'_> {
         ));
         lines.push(format!(
             "time     {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
-            report.seconds_per_step, self.seconds_total, plan.predicted.seconds_per_step,
+            report.seconds_per_step, self.made.seconds_total, plan.predicted.seconds_per_step,
         ));
         lines.push(format!("plan     {}", plan.id));
+        if let Some(run_id) = self.run_id {
+            lines.push(format!("record   {run_id}"));
+        }
         lines.join("\n")
     }
 }

@@ -18,6 +18,7 @@ mod plan;
 mod probe;
 mod progress;
 mod request;
+mod runs;
 mod synth;
 mod trace;
 
@@ -58,9 +59,13 @@ fn main() -> ExitCode {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => failure.report(),
         Err(_) => {
-            let last = PANIC.lock().map(|last| last.clone()).unwrap_or_default();
-            out::notice(&format!("a bug of this program, please report it: {last}"));
+            out::notice(&format!("a bug of this program, please report it: {}", last_panic()));
             ExitCode::from(BUG)
         }
     }
+}
+
+/// What the last panic said, and where.
+fn last_panic() -> String {
+    PANIC.lock().map(|last| last.clone()).unwrap_or_default()
 }

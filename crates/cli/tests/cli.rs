@@ -29,6 +29,8 @@ impl Folder {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
+        // Tests leave nothing in the records of whoever runs them.
+        command.env("PLIMSOLL_RECORDS", "off");
         command
     }
 
