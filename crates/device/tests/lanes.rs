@@ -242,23 +242,27 @@ fn a_caller_is_told_of_a_signal_in_the_middle_of_much_work() {
     let stream = Stream::new();
     let program = stream.program();
     let mut device = CpuDevice::new(stream.arena_bytes, 1).unwrap();
-    let mut waited = (Duration::MAX, Duration::MAX);
-    device
-        .run(&program, &Control::default(), &mut |queue| {
-            let begin = Instant::now();
-            queue.enqueue(Lane::Compute, Command::Signal)?;
-            for op in 0..400 {
-                queue.enqueue(Lane::Compute, Command::Run { op: op % 5, step: 0 })?;
-            }
-            queue.enqueue(Lane::Compute, Command::Signal)?;
-            queue.wait(Lane::Compute, 1)?;
-            waited.0 = begin.elapsed();
-            queue.wait(Lane::Compute, 2)?;
-            waited.1 = begin.elapsed();
-            Ok(())
-        })
-        .unwrap();
-    assert!(waited.0 < waited.1 / 2, "told of the first signal only with the last: {waited:?}");
+    // A machine with other work may wake the caller late, but not each time.
+    let is_told_early = |_| {
+        let mut waited = (Duration::MAX, Duration::MAX);
+        device
+            .run(&program, &Control::default(), &mut |queue| {
+                let begin = Instant::now();
+                queue.enqueue(Lane::Compute, Command::Signal)?;
+                for op in 0..400 {
+                    queue.enqueue(Lane::Compute, Command::Run { op: op % 5, step: 0 })?;
+                }
+                queue.enqueue(Lane::Compute, Command::Signal)?;
+                queue.wait(Lane::Compute, 1)?;
+                waited.0 = begin.elapsed();
+                queue.wait(Lane::Compute, 2)?;
+                waited.1 = begin.elapsed();
+                Ok(())
+            })
+            .unwrap();
+        waited.0 < waited.1 / 2
+    };
+    assert!((0..20).any(is_told_early), "told of the first signal only with the last");
 }
 
 #[test]

@@ -47,8 +47,28 @@ fn a_calibration_measures_each_distinct_op_once() {
     assert_eq!(of("qkv"), of("qkv2"));
     let rates = machine.rates();
     assert!(rates.copy_bytes_per_second > 1e8 && rates.copy_bytes_per_second < 1e12);
+    assert!(rates.copy_seconds >= 0.0 && rates.copy_seconds < 0.1);
+    assert!((0.0..=1.0).contains(&rates.copy_share));
+    assert_eq!(machine.copy_share(), rates.copy_share);
     assert!(rates.scale > 0.0);
     println!("{rates:?}");
+}
+
+#[test]
+fn what_has_no_weights_is_calibrated_too() {
+    let weight_dtype = |_: &str, _: &str| DType::BF16;
+    let mut b = Builder::new(DType::F32, &weight_dtype);
+    let component = b.component("net");
+    b.phase(PhaseKind::Denoise, "denoise");
+    b.block(component, "one");
+    let x = b.input("noise", 16, 64, DType::F32, Dependence::Latent);
+    let sum = b.add("sum", x, x);
+    b.output("out", sum);
+    let graph = b.finish(&LowerOptions { steps: 1, samples: 1, hoist: true }).unwrap();
+    let machine = CpuMachine::calibrate(&graph, 1).unwrap();
+    assert_eq!(machine.measured_count(), graph.ops.len());
+    // Nothing says what copies take.
+    assert_eq!(machine.copy_share(), Rates::default().copy_share);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! are shared by as many workers as it has strands. Figures of [`Rates::default`]: Xeon with AVX-512 at about
 //! 2.7 GHz, November 2026, `examples/bench_ops.rs`.
 
-use plimsoll_graph::{Activation, OpKind};
+use plimsoll_graph::{Activation, OpKind, PlannedOp};
 
 use super::gemm::LANES;
 use super::workspace::{Shape, Work};
@@ -46,9 +46,9 @@ impl Default for Rates {
             exp_seconds: 0.6e-9,
             op_seconds: 2.5e-6,
             copy_bytes_per_second: 7e9,
-            copy_seconds: 3e-6,
+            copy_seconds: 10e-6,
             segment_seconds: 0.1e-6,
-            copy_share: 0.6,
+            copy_share: 0.75,
             scale: 1.0,
         }
     }
@@ -131,6 +131,19 @@ impl Rates {
             OpKind::Euler { latent, .. } => count(latent) * self.element_seconds,
             OpKind::ExpandBias { out, .. } | OpKind::Unpatchify { out, .. } => {
                 count(out) * 10.0 * self.element_seconds
+            }
+            // Of what cannot run there is no rate: as a convolution, or by its elements.
+            OpKind::Planned(PlannedOp::Conv { weight, out, .. }) => {
+                2.0 * out.rows as f64 * count(weight) / self.product_flops_per_second
+            }
+            OpKind::Planned(PlannedOp::GroupedAttention { q, k, .. }) => {
+                4.0 * count(q) * k.rows as f64 / self.product_flops_per_second
+            }
+            OpKind::Planned(_) => {
+                let mut elements = 0.0;
+                let _mapped: OpKind<(), ()> =
+                    op.map(&mut |shape, _| elements += count(shape), &mut |_| ());
+                elements * self.element_seconds
             }
         };
         let shared_by = (Work::of(op).strands as usize).min(workers).max(1) as f64;
