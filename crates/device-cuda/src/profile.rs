@@ -57,7 +57,7 @@ pub struct CardProfile {
     pub copy_share: f64,
     /// Device memory, bytes read and written.
     pub memory_bytes_per_second: f64,
-    /// From the end of a kernel to the start of the next.
+    /// Of a kernel whatever its size, between others on the stream.
     pub launch_seconds: f64,
     /// Own kernels.
     pub own: Rates,
@@ -115,7 +115,7 @@ impl CardProfile {
             copy_seconds: 2.6e-6,
             copy_share: 0.006,
             memory_bytes_per_second: 3.97e12,
-            launch_seconds: 0.84e-6,
+            launch_seconds: 3.1e-6,
             own: Rates {
                 gemm: vec![
                     rate(1, 3.5),

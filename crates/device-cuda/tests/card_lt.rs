@@ -14,8 +14,8 @@ use rig::{Rig, random, relative_error, seed, values};
 
 /// Two samples at 1024x1024, or the pixels of a latent.
 const ROWS_MOST: u64 = 16384;
-/// Bigger than what any algorithm without a split was seen to ask for (4 bytes).
-const WORKSPACE_BYTES: u64 = 4096;
+/// What a task gives: no algorithm without a split was seen to ask for more than 4 bytes.
+const WORKSPACE_BYTES: u64 = 256;
 /// Elements of a result that are summed again in `f64`.
 const SAMPLES: u64 = 256;
 

@@ -5,98 +5,23 @@
 //! rows read them from memory and not from the cache; products of many rows run for a second and more, since a
 //! step's clocks are those of a warm card.
 
-use std::path::Path;
+mod card;
+mod effort;
 
-use plimsoll_cuda_kernels::{bound_shapes, workspace_bytes};
 use plimsoll_device::{
     BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, Lane, Mat, Program,
     Queue, Region, Segment,
 };
-use plimsoll_graph::{Activation, DType, Op, OpKind};
-use plimsoll_host::SharedMapping;
+use plimsoll_graph::{DType, Op, OpKind};
 
-use crate::card::{Card, CardOptions};
-use crate::device::CudaDevice;
-use crate::profile::{CardProfile, PROFILE_VERSION, Rates, RowRate};
+pub use card::measure;
+pub use effort::{Effort, arena_bytes};
+use effort::{PLACES, addition, attention, convolution, product, tiny};
 
-/// Places among which weights rotate.
-const PLACES: u64 = 4;
+use crate::profile::{Rates, RowRate};
+
 /// Most commands of a timed run.
 const REPEATS_MOST: u32 = 20_000;
-
-/// What is measured, and for how long.
-#[derive(Clone, Debug)]
-pub struct Effort {
-    /// Rows of the products, ascending; the last is measured for `sustained_seconds`.
-    pub rows: Vec<u64>,
-    /// Columns of the products.
-    pub n: u64,
-    /// Depth of the products.
-    pub k: u64,
-    /// Queries and keys of attention.
-    pub tokens: u64,
-    /// Its heads.
-    pub heads: u64,
-    /// Columns of a head.
-    pub head_dim: u64,
-    /// Side of the picture that is convolved.
-    pub side: u64,
-    /// Its channels.
-    pub channels: u64,
-    /// A small and a large copy.
-    pub copy_bytes: [u64; 2],
-    /// Of one measurement.
-    pub seconds: f64,
-    /// Of the ones that heat the card.
-    pub sustained_seconds: f64,
-}
-
-impl Effort {
-    /// FLUX's shapes; 10 s on an H200.
-    pub fn full() -> Self {
-        Self {
-            rows: vec![1, 77, 256, 512, 1024, 4608],
-            n: 12_288,
-            k: 3072,
-            tokens: 4608,
-            heads: 24,
-            head_dim: 128,
-            side: 256,
-            channels: 512,
-            copy_bytes: [1 << 20, 64 << 20],
-            seconds: 0.1,
-            sustained_seconds: 1.5,
-        }
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        (self.n * self.k * 2).next_multiple_of(256)
-    }
-
-    /// Bytes that are filled with random values.
-    fn random_bytes(&self) -> u64 {
-        let rows = self.rows.last().copied().unwrap_or(1);
-        let most = [
-            PLACES * self.weight_bytes(),
-            rows * self.k.max(self.n) * 4,
-            3 * self.tokens * self.heads * self.head_dim * 2,
-            self.side * self.side * self.channels * 2,
-            self.channels * self.channels * 18,
-            self.copy_bytes[1],
-        ];
-        most.into_iter().max().unwrap_or(0).next_multiple_of(256)
-    }
-
-    fn out_bytes(&self) -> u64 {
-        let rows = self.rows.last().copied().unwrap_or(1);
-        let most = [
-            rows * self.n * 2,
-            self.tokens * self.heads * self.head_dim * 2,
-            self.side * self.side * self.channels * 2,
-        ];
-        most.into_iter().max().unwrap_or(0).next_multiple_of(256)
-    }
-}
 
 /// Rates of the link and of memory.
 #[derive(Clone, Copy, Debug)]
@@ -120,83 +45,6 @@ impl std::fmt::Debug for Bench<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Bench on {} ({:?})", self.device.name(), self.effort)
     }
-}
-
-fn mat(offset: u64, rows: u64, cols: u64) -> Mat {
-    Mat { offset, rows, cols, stride: cols, dtype: DType::BF16, step_bytes: 0 }
-}
-
-/// Bytes of an arena for a measurement of `effort`, given the largest scratch of its ops.
-pub fn arena_bytes(effort: &Effort, workspace_bytes: &dyn Fn(&OpKind<Mat, Mat>) -> u64) -> u64 {
-    let ops = all_ops(effort);
-    let scratch = ops.iter().map(workspace_bytes).max().unwrap_or(0);
-    effort.random_bytes() + effort.out_bytes() + scratch.next_multiple_of(256)
-}
-
-fn all_ops(effort: &Effort) -> Vec<OpKind<Mat, Mat>> {
-    let products = effort.rows.iter().map(|rows| product(effort, *rows, 0));
-    products
-        .chain([attention(effort), convolution(effort), addition(effort), tiny(effort)])
-        .collect()
-}
-
-fn product(effort: &Effort, rows: u64, place: u64) -> OpKind<Mat, Mat> {
-    let Effort { n, k, .. } = *effort;
-    OpKind::Linear {
-        x: mat(0, rows, k),
-        weight: mat(place * effort.weight_bytes(), n, k),
-        bias: Some(mat(0, 1, n)),
-        activation: Activation::None,
-        residual: None,
-        out: mat(effort.random_bytes(), rows, n),
-    }
-}
-
-fn attention(effort: &Effort) -> OpKind<Mat, Mat> {
-    let Effort { tokens, heads, head_dim, .. } = *effort;
-    let cols = heads * head_dim;
-    let part = |index: u64| Mat { stride: 3 * cols, ..mat(index * cols * 2, tokens, cols) };
-    #[expect(clippy::cast_precision_loss, reason = "a head's width is far below 2^24")]
-    let scale = (head_dim as f32).sqrt().recip();
-    OpKind::Attention {
-        q: part(0),
-        k: part(1),
-        v: part(2),
-        heads,
-        scale,
-        causal: false,
-        bias: None,
-        out: mat(effort.random_bytes(), tokens, cols),
-    }
-}
-
-fn convolution(effort: &Effort) -> OpKind<Mat, Mat> {
-    let Effort { side, channels, .. } = *effort;
-    OpKind::Conv3x3 {
-        x: mat(0, side * side, channels),
-        height: side,
-        width: side,
-        upscale: 1,
-        weight: mat(0, channels, 9 * channels),
-        bias: mat(0, 1, channels),
-        residual: None,
-        out: mat(effort.random_bytes(), side * side, channels),
-    }
-}
-
-fn addition(effort: &Effort) -> OpKind<Mat, Mat> {
-    let rows = effort.rows.last().copied().unwrap_or(1);
-    OpKind::Add {
-        a: mat(0, rows, effort.n),
-        b: mat(rows * effort.n * 2, rows, effort.n),
-        out: mat(effort.random_bytes(), rows, effort.n),
-    }
-}
-
-/// An op whose time is that of its launch.
-fn tiny(effort: &Effort) -> OpKind<Mat, Mat> {
-    let out = mat(effort.random_bytes(), 1, 64);
-    OpKind::Activate { x: mat(0, 1, 64), activation: Activation::Silu, out }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of operations are far from exact")]
@@ -426,126 +274,4 @@ impl<'b> Bench<'b> {
         // Below 0 is noise; so is more than a fifth on a card with copy engines.
         Ok((1.0 - alone / together).clamp(0.0, 0.2))
     }
-}
-
-/// Four digits: more were never measured, and these go through a file unchanged.
-fn rounded(figure: f64) -> f64 {
-    format!("{figure:.3e}").parse().unwrap_or(figure)
-}
-
-/// Random bf16 values between -1 and 1.
-fn random_values(bytes: u64) -> Vec<u8> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let count = usize::try_from(bytes / 2).unwrap_or(0);
-    let values = (0..count).flat_map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        // Sign and mantissa from the state; the exponent is that of 0.25 to 1.
-        let exponent = 0x3E80 + ((state >> 20) as u16 & 0x0080);
-        ((state as u16 & 0x807F) | exponent).to_le_bytes()
-    });
-    values.collect()
-}
-
-/// A file of random values that is removed with this.
-struct RandomFile {
-    path: std::path::PathBuf,
-}
-
-impl RandomFile {
-    fn new(folder: &Path, values: &[u8]) -> std::io::Result<Self> {
-        let path = folder.join(format!("plimsoll-probe-{}", std::process::id()));
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).open(&path)?;
-        let made = Self { path };
-        std::io::Write::write_all(&mut file, values)?;
-        Ok(made)
-    }
-}
-
-impl Drop for RandomFile {
-    fn drop(&mut self) {
-        // Nobody reads a failure; the folder is one for such files.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Measures the card of an index in some 15 s; a file of 64 MiB in `folder` stands for a model's.
-///
-/// Where the file cannot be made, or its pages cannot be lent to the card, the link is measured as a run would use
-/// it: through pinned windows.
-///
-/// # Errors
-/// Those of [`Card::open`], and the device's.
-pub fn measure(
-    index: u32,
-    options: &CardOptions,
-    effort: &Effort,
-    folder: &Path,
-) -> Result<CardProfile, DeviceError> {
-    let values = random_values(effort.copy_bytes[1]);
-    let file = RandomFile::new(folder, &values).ok();
-    let mapping = file.as_ref().and_then(|file| SharedMapping::open(&file.path).ok());
-    let source = mapping.as_ref().map_or(&values[..], SharedMapping::bytes);
-    let mut own_options = options.clone();
-    own_options.libraries.without_cublas_lt = true;
-    own_options.libraries.without_cudnn = true;
-
-    let with_bench = |options: &CardOptions,
-                      work: &mut dyn FnMut(&mut Bench<'_>) -> Result<(), DeviceError>|
-     -> Result<CardProfile, DeviceError> {
-        let card = Card::open(index, options.clone())?;
-        let backends = card.backends();
-        let scratch = |op: &OpKind<Mat, Mat>| workspace_bytes(&bound_shapes(op), backends);
-        let driver = card.driver_version();
-        let profile = CardProfile {
-            version: PROFILE_VERSION,
-            name: card.name().to_owned(),
-            arch: card.arch().name().to_owned(),
-            vram_bytes: card.total_bytes(),
-            reserved_bytes: card.reserved_bytes(),
-            source: format!(
-                "measured, CUDA {}.{}{}",
-                driver / 1000,
-                driver % 1000 / 10,
-                card.libraries().arithmetic()
-            ),
-            ..CardProfile::nearest(card.name())
-        };
-        let mut device = CudaDevice::new(card, arena_bytes(effort, &scratch))?;
-        device.set_mappings(mapping.as_slice());
-        work(&mut Bench::new(&mut device, &scratch, source, effort)?)?;
-        device.set_mappings(&[]);
-        Ok(profile)
-    };
-
-    let round = |rates: Rates| Rates {
-        gemm: rates
-            .gemm
-            .iter()
-            .map(|rate| RowRate { flops_per_second: rounded(rate.flops_per_second), ..*rate })
-            .collect(),
-        attention_flops_per_second: rounded(rates.attention_flops_per_second),
-    };
-    let mut found = None;
-    let mut profile = with_bench(options, &mut |bench| {
-        let link = bench.link()?;
-        found = Some((link, bench.copy_share(link)?, bench.rates()?));
-        Ok(())
-    })?;
-    let Some((link, copy_share, rates)) = found else { unreachable!("set above") };
-    profile.link_bytes_per_second = rounded(link.bytes_per_second);
-    profile.copy_seconds = rounded(link.copy_seconds);
-    profile.copy_share = rounded(copy_share);
-    with_bench(&own_options, &mut |bench| {
-        profile.own = round(bench.rates()?);
-        profile.conv_flops_per_second = rounded(bench.conv_flops_per_second()?);
-        profile.memory_bytes_per_second = rounded(bench.memory_bytes_per_second()?);
-        profile.launch_seconds = rounded(bench.launch_seconds()?);
-        Ok(())
-    })?;
-    let has_libraries = profile.source.contains("cublaslt") || profile.source.contains("cudnn");
-    profile.libraries = has_libraries.then_some(round(rates));
-    Ok(profile)
 }
