@@ -42,11 +42,13 @@ if IS_HOPPER:
     hopper_module = Kernels("hopper")
     hopper_attention_module = Kernels("hopper_attention")
     GEMM_TILES["gemm_128x256"] = CONV_TILES["conv_128x256"] = (128, 256, 256, 4 * 384 * 128)
-LARGE_GEMMS = ["gemm_128x128"] + ["gemm_128x256"] * IS_HOPPER
+    GEMM_TILES["gemm_192x256"] = CONV_TILES["conv_192x256"] = (192, 256, 384, 4 * 448 * 128)
+LARGE_GEMMS = ["gemm_128x128", *("gemm_128x256", "gemm_192x256") * IS_HOPPER]
+WIDE_CONVS = ["conv_128x256", "conv_192x256"] * IS_HOPPER
 
 
 def module_of(kernel, module):
-    return hopper_module if kernel.endswith("128x256") else module
+    return hopper_module if kernel.endswith("x256") else module
 
 
 def compare(name, found, truth, ulps, absolute):
@@ -154,7 +156,7 @@ def check_rows():
         x, w, bias = matrix(4608, k, BF16), matrix(n, k, BF16, fill=k**-0.5), matrix(1, n, BF16)
         whole = matrix(4608, n, BF16, fill=None)
         gemm("gemm_128x128", x, w, whole, bias, "gelu")
-        for kernel, m in (*((large, 77) for large in LARGE_GEMMS), (LARGE_GEMMS[-1], 4608), ("gemm_64x64", 512), ("gemm_64x64", 4608), ("gemm_16x32", 1), ("gemm_16x32", 16), ("gemm_16x32", 256)):
+        for kernel, m in (*((large, m) for large in LARGE_GEMMS for m in (77, 4608)), ("gemm_64x64", 512), ("gemm_64x64", 4608), ("gemm_16x32", 1), ("gemm_16x32", 16), ("gemm_16x32", 256)):
             for first in (0, 4608 - m):
                 out = matrix(m, n, BF16, fill=None)
                 gemm(kernel, x[first : first + m], w, out, bias, "gelu")
@@ -324,9 +326,9 @@ def check_convs():
     check_conv(40, 33, 1, 128, 3, out_dtype=F32)
     check_conv(33, 18, 1, 40, 72, kernel="conv_128x16")
     check_conv(1, 1, 1, 8, 8)
-    if IS_HOPPER:
-        check_conv(41, 19, 2, 96, 300, residual=True, kernel="conv_128x256")
-        check_conv(41, 19, 1, 24, 256, pad=8, kernel="conv_128x256")
+    for kernel in WIDE_CONVS:
+        check_conv(41, 19, 2, 96, 300, residual=True, kernel=kernel)
+        check_conv(41, 19, 1, 24, 256, pad=8, kernel=kernel)
     for upscale in (1, 2):
         check_conv(11, 13, upscale, 12, 20, residual=True)
         check_conv(11, 13, upscale, 32, 70, F32, residual=True, pad=1)
@@ -387,7 +389,7 @@ def time_all():
         out = matrix(pixels, n, BF16 if n > 3 else F32, fill=None)
         ordered = torch.empty(n, 9 * channels, dtype=BF16, device="cuda")
         line = f"  {side}^2 up {upscale} {channels}->{n}:"
-        for kernel in [None] + ["conv_128x256"] * (IS_HOPPER and n >= 128):
+        for kernel in [None] + WIDE_CONVS * (n >= 256):
             s = h.seconds(lambda i: conv(x, side, side, upscale, w, bias, out, None, kernel, ordered), 2, 3)
             line += f"  {kernel or ''} {2 * pixels * 9 * channels * n / s / 1e12:.0f} ({s * 1e6:.0f})"
         print(line)
@@ -402,7 +404,7 @@ def check_few():
         check_attention(run, 140, 333, 2, d)
     check_attention(attention, 140, 140, 2, 64, causal=True, with_bias=True)
     check_attention(banded, 140, 140, 2, 80, with_bias=True)
-    for kernel in ("conv_128x128", "conv_128x16", "conv_any", *("conv_128x256",) * IS_HOPPER):
+    for kernel in ("conv_128x128", "conv_128x16", "conv_any", *WIDE_CONVS):
         check_conv(9, 17, 2, 40, 24, residual=True, kernel=kernel)
 
 

@@ -29,7 +29,7 @@ struct Tile {
 // Copies rows of a matrix: thread t takes piece t % 8 of rows t / 8, t / 8 + THREADS / 8, ...
 template <int ROWS, int THREADS>
 struct RowCopy {
-    static constexpr int COUNT = ROWS * 8 / THREADS, STRIDE = THREADS / 8;
+    static constexpr int COUNT = (ROWS * 8 + THREADS - 1) / THREADS, STRIDE = THREADS / 8;
     const uint16_t* from;
     size_t stride;
     uint32_t to;
@@ -50,6 +50,7 @@ struct RowCopy {
         const bool within = at + (threadIdx.x % 8) * 8 < depth;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
+            if (ROWS % STRIDE != 0 && threadIdx.x / 8 + i * STRIDE >= ROWS) break;
             copy16(slot + to + i * STRIDE * PITCH, from + i * stride, within && (present >> i & 1) ? 16 : 0);
         }
         from += DEPTH;
