@@ -137,7 +137,7 @@ def main() -> None:
         step = (answer or {}).get("seconds_per_step") or (answer or {}).get("measured", {}).get("seconds_per_step")
         predicted = (answer or {}).get("predicted", {})
         rows.append((name, figures["exit"], step, figures["process_peak_bytes"] / 2**30, figures["wall_s"],
-                     predicted.get("seconds_per_step"), predicted.get("vram_peak_bytes"), (answer or {}).get("latent_sha256"),
+                     predicted.get("seconds_per_step"), predicted.get("vram_process_bytes") or predicted.get("vram_peak_bytes"), (answer or {}).get("latent_sha256"),
                      (answer or {}).get("image_sha256")))
         print(json.dumps({k: v for k, v in line.items() if k != "answer"}), flush=True)
 
