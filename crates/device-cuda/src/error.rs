@@ -133,3 +133,34 @@ impl From<CudaError> for DeviceError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn driver(code: u32) -> CudaError {
+        CudaError::Driver { call: "cuLaunchKernel", code, text: "words".to_owned() }
+    }
+
+    #[test]
+    fn a_card_is_lost_by_what_ends_its_context_only() {
+        // Illegal address, launch failure, ECC, illegal instruction.
+        for code in [700, 719, 214, 715] {
+            let lost = DeviceError::from(driver(code));
+            assert!(matches!(lost, DeviceError::Driver { is_lost: true, .. }), "{code}");
+        }
+        // Invalid value, out of memory, no permission, not supported.
+        for code in [1, 2, 800, 801] {
+            let kept = DeviceError::from(driver(code));
+            assert!(matches!(kept, DeviceError::Driver { is_lost: false, .. }), "{code}");
+        }
+        let again = DeviceError::from(CudaError::Poisoned { cause: "words".to_owned() });
+        assert!(matches!(again, DeviceError::Driver { is_lost: true, .. }));
+    }
+
+    #[test]
+    fn versions_are_said_as_people_write_them() {
+        let text = CudaError::OldDriver { version: 11_040 }.to_string();
+        assert!(text.contains("CUDA 11.4,") && text.contains("525"), "{text}");
+    }
+}
