@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use plimsoll_device::{
     BoundCopy, BoundOp, HostDType, HostTable, Mat, OutputBuffer, Program, Segment,
 };
-use plimsoll_graph::{Graph, Part, RowSelect, View, Weight, WeightId};
+use plimsoll_graph::{Coding, Graph, Part, RowSelect, View, Weight, WeightId};
 use plimsoll_plan::{Load, Plan};
 use plimsoll_verify::Verified;
 
@@ -44,6 +44,7 @@ pub fn bind<'h>(
 ) -> Result<Program<'h>, ExecError> {
     let (graph, plan) = (verified.graph(), verified.plan());
     check_inputs(graph, &inputs)?;
+    check_codings(graph)?;
     let placed = place_weights(graph, plan);
     let mut ops = Vec::with_capacity(graph.ops.len());
     for (op, workspace) in graph.ops.iter().zip(&plan.workspaces) {
@@ -97,6 +98,18 @@ pub fn bind<'h>(
         mark_count: plan.phases.iter().map(|phase| phase.repeat).sum::<u32>() + 1,
         trace,
         command_count: runs + plan.copies.len() as u64,
+    })
+}
+
+/// Weights in other codings are planned for now: no device has kernels that read them.
+fn check_codings(graph: &Graph) -> Result<(), ExecError> {
+    let coded = graph.weights.iter().find(|weight| weight.coding != Coding::Plain);
+    coded.map_or(Ok(()), |weight| {
+        Err(ExecError::Weight {
+            component: graph.components[weight.component.index()].name.clone(),
+            entry: weight.name.clone(),
+            what: "its coding can be planned, not run".to_owned(),
+        })
     })
 }
 

@@ -4,8 +4,8 @@
 //! annotation in a model; a buffer that several ops fill piece by piece states its dependence itself.
 
 use crate::graph::{
-    Block, BlockId, Component, ComponentId, Dependence, Input, InputId, Output, OutputId, Part,
-    PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Weight, WeightId,
+    Block, BlockId, Coding, Component, ComponentId, Dependence, Input, InputId, Output, OutputId,
+    Part, PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Weight, WeightId,
 };
 use crate::op::{Activation, Norm, Op, OpKind, RelativeBias, Residual};
 use crate::{DType, GraphError};
@@ -25,6 +25,7 @@ pub struct PhaseSpec {
 pub struct Builder<'a> {
     pub(crate) dtype: DType,
     weight_dtype: &'a dyn Fn(&str, &str) -> DType,
+    coding: &'a dyn Fn(&str, &str) -> Coding,
     pub(crate) components: Vec<Component>,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) weights: Vec<Weight>,
@@ -60,6 +61,7 @@ impl<'a> Builder<'a> {
         Self {
             dtype,
             weight_dtype,
+            coding: &|_, _| Coding::Plain,
             components: Vec::new(),
             tensors: Vec::new(),
             weights: Vec::new(),
@@ -70,6 +72,14 @@ impl<'a> Builder<'a> {
             phases: Vec::new(),
             problem: None,
         }
+    }
+
+    /// The same with weights kept in other codings: `coding(component, block)` is that of its matrices.
+    ///
+    /// Vectors (norms, biases) and tables stay as they are.
+    #[must_use]
+    pub fn with_coding(self, coding: &'a dyn Fn(&str, &str) -> Coding) -> Self {
+        Self { coding, ..self }
     }
 
     /// The activations' dtype.
@@ -143,6 +153,11 @@ impl<'a> Builder<'a> {
             rows,
             cols,
             dtype: if wide { DType::F32 } else { DType::BF16 },
+            coding: if rows > 1 && cols > 1 {
+                (self.coding)(component_name, &block.name)
+            } else {
+                Coding::Plain
+            },
         };
         self.weights.push(weight);
         let id = WeightId(index(self.weights.len() - 1));
@@ -181,7 +196,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A new tensor in the activations' dtype that depends on what `sources` depend on.
-    fn result(&mut self, name: &str, rows: u64, cols: u64, sources: &[Value]) -> Value {
+    pub(crate) fn result(&mut self, name: &str, rows: u64, cols: u64, sources: &[Value]) -> Value {
         let dependence = sources
             .iter()
             .map(|view| self.tensors[view.tensor.index()].dependence)
@@ -190,7 +205,7 @@ impl<'a> Builder<'a> {
         self.buffer(name, rows, cols, self.dtype, dependence)
     }
 
-    fn push(&mut self, name: &str, kind: OpKind) {
+    pub(crate) fn push(&mut self, name: &str, kind: OpKind) {
         let visit = self.phases.last_mut().and_then(|phase| phase.visits.last_mut());
         match visit {
             Some((_, ops)) => ops.push(Op { name: name.to_owned(), kind }),

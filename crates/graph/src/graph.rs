@@ -114,12 +114,44 @@ pub struct Weight {
     pub cols: u64,
     /// Element type in device memory; a wider file is cast while it is copied.
     pub dtype: DType,
+    /// How its elements are kept; [`Coding::Plain`] is what every device runs.
+    pub coding: Coding,
+}
+
+/// How the elements of a weight are kept in device memory and on the bus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Coding {
+    /// As they are, in the weight's dtype.
+    #[default]
+    Plain,
+    /// e4m3, a byte each, with an `f32` scale a row.
+    Fp8,
+    /// 4-bit normal floats with an `f32` scale for every 64 of them: 4.5 bits each.
+    Nf4,
+}
+
+impl Coding {
+    /// Elements that share a scale in [`Coding::Nf4`], as bitsandbytes has them.
+    pub const NF4_GROUP: u64 = 64;
+
+    /// Bytes of a matrix of elements of `dtype`; `None` where they overflow.
+    pub fn bytes(self, rows: u64, cols: u64, dtype: DType) -> Option<u64> {
+        let elements = rows.checked_mul(cols)?;
+        match self {
+            Self::Plain => elements.checked_mul(dtype.bytes()),
+            Self::Fp8 => elements.checked_add(rows.checked_mul(4)?),
+            Self::Nf4 => {
+                let scales = elements.div_ceil(Self::NF4_GROUP).checked_mul(4)?;
+                elements.div_ceil(2).checked_add(scales)
+            }
+        }
+    }
 }
 
 impl Weight {
-    /// Bytes in device memory.
+    /// Bytes in device memory; the largest number where they overflow.
     pub fn bytes(&self) -> u64 {
-        self.rows * self.cols * self.dtype.bytes()
+        self.coding.bytes(self.rows, self.cols, self.dtype).unwrap_or(u64::MAX)
     }
 }
 

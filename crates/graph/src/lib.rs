@@ -15,20 +15,24 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod builder_planned;
 mod cost;
 mod dtype;
 mod error;
 mod graph;
 mod lower;
 mod op;
+mod planned;
 
 pub use builder::{Builder, PhaseSpec, Value};
+pub use builder_planned::ConvShape;
 pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{
-    Block, BlockId, Component, ComponentId, Dependence, Graph, Input, InputId, Output, OutputId,
-    Part, Phase, PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Visit, Weight,
-    WeightId,
+    Block, BlockId, Coding, Component, ComponentId, Dependence, Graph, Input, InputId, Output,
+    OutputId, Part, Phase, PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Visit,
+    Weight, WeightId,
 };
 pub use lower::LowerOptions;
 pub use op::{Access, Activation, Norm, Op, OpKind, RelativeBias, Residual};
+pub use planned::PlannedOp;

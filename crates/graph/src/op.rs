@@ -5,6 +5,7 @@
 //! addresses once a plan has placed them.
 
 use crate::graph::{InputId, OutputId, TableId, View, WeightId};
+use crate::planned::PlannedOp;
 
 /// What a linear layer applies to its result before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -284,6 +285,8 @@ pub enum OpKind<V = View, W = WeightId> {
         /// `[height * width * upscale^2, out]`.
         out: V,
     },
+    /// An op that can be planned and that no device runs yet.
+    Planned(PlannedOp<V, W>),
 }
 
 /// How an op uses an operand.
@@ -295,9 +298,9 @@ pub struct Access {
     pub writes: bool,
 }
 
-const READ: Access = Access { reads: true, writes: false };
-const WRITE: Access = Access { reads: false, writes: true };
-const UPDATE: Access = Access { reads: true, writes: true };
+pub(crate) const READ: Access = Access { reads: true, writes: false };
+pub(crate) const WRITE: Access = Access { reads: false, writes: true };
+pub(crate) const UPDATE: Access = Access { reads: true, writes: true };
 
 /// A named op.
 #[derive(Clone, Debug, PartialEq)]
@@ -331,6 +334,7 @@ impl<V, W> OpKind<V, W> {
             Self::Unpatchify { .. } => "unpatchify",
             Self::GroupNorm { .. } => "group_norm",
             Self::Conv3x3 { .. } => "conv3x3",
+            Self::Planned(op) => op.label(),
         }
     }
 
@@ -451,6 +455,7 @@ impl<V, W> OpKind<V, W> {
                     out: view(out, WRITE),
                 }
             }
+            Self::Planned(op) => OpKind::Planned(op.map(view, weight)),
         }
     }
 }

@@ -134,6 +134,13 @@ impl VaeConfig {
         let decoder = Decoder { config: self, id };
         decoder.trace(b, latent, size);
     }
+
+    /// Traces the decoder over latent pixels `[height * width, channels]` in the present decode phase, in blocks of its
+    /// component.
+    pub(crate) fn trace_pixels(&self, b: &mut Builder<'_>, z: Value, size: [u64; 2]) {
+        let id = b.component_of_block();
+        Decoder { config: self, id }.trace_pixels(b, z, size);
+    }
 }
 
 struct Decoder<'c> {
@@ -142,15 +149,19 @@ struct Decoder<'c> {
 }
 
 impl Decoder<'_> {
-    fn trace(&self, b: &mut Builder<'_>, latent: Value, [mut height, mut width]: [u64; 2]) {
+    fn trace(&self, b: &mut Builder<'_>, latent: Value, size: [u64; 2]) {
+        b.block(self.id, "vae.conv_in");
+        b.output("latent", latent);
+        let shift = self.config.shift_factor.unwrap_or(0.0);
+        let z = b.unpatchify("z", latent, size, self.config.scaling_factor, shift);
+        self.trace_pixels(b, z, size);
+    }
+
+    fn trace_pixels(&self, b: &mut Builder<'_>, z: Value, [mut height, mut width]: [u64; 2]) {
         let config = self.config;
         let dtype = b.dtype();
         let low = *config.block_out_channels.last().unwrap_or(&0);
-
-        b.block(self.id, "vae.conv_in");
-        b.output("latent", latent);
-        let shift = config.shift_factor.unwrap_or(0.0);
-        let mut x = b.unpatchify("z", latent, [height, width], config.scaling_factor, shift);
+        let mut x = z;
         if config.use_post_quant_conv {
             let channels = config.latent_channels;
             let weight = b.weight(

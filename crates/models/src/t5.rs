@@ -68,6 +68,11 @@ impl T5Config {
         }
     }
 
+    /// UMT5 XXL, the encoder of Wan: more words, and a bias table in every block.
+    pub fn umt5_xxl() -> Self {
+        Self { vocab_size: 256_384, ..Self::xxl() }
+    }
+
     /// Reads and checks a `config.json`.
     ///
     /// # Errors
@@ -111,19 +116,37 @@ impl T5Config {
     ///
     /// Host inputs: `t5.ids` `[tokens, 1]`, `t5.buckets` `[2 * tokens - 1, 1]`.
     pub(crate) fn trace(&self, b: &mut Builder<'_>, component: &str, tokens: u64) -> Value {
+        let [states] = self.trace_prompts(b, component, tokens, false, [""]);
+        states
+    }
+
+    /// The same over several prompts of one length, whose ops are named apart by `suffixes`; each block's weights
+    /// serve all of them. UMT5 has a bias table of its own in every block.
+    pub(crate) fn trace_prompts<const N: usize>(
+        &self,
+        b: &mut Builder<'_>,
+        component: &str,
+        tokens: u64,
+        is_umt5: bool,
+        suffixes: [&str; N],
+    ) -> [Value; N] {
         let id = b.component(component);
         let (d, heads) = (self.d_model, self.num_heads);
         let inner = heads * self.d_kv;
         b.phase(PhaseKind::Encode, &format!("encode {component}"));
 
         b.block(id, "t5.embed");
-        let x = b.gather("t5", "shared.weight", [self.vocab_size, d], tokens);
+        let table = [self.vocab_size, d];
+        let xs = suffixes.map(|s| b.gather(&format!("t5{s}"), "shared.weight", table, tokens));
         let buckets = b.input("t5.buckets", 2 * tokens - 1, 1, DType::U32, Dependence::Run);
 
         let mut bias = None;
         for layer in 0..self.num_layers {
             b.block(id, format!("t5.block.{layer}"));
             let at = format!("encoder.block.{layer}.layer");
+            if is_umt5 {
+                bias = None;
+            }
             let bias = *bias.get_or_insert_with(|| {
                 let name = format!("{at}.0.SelfAttention.relative_attention_bias.weight");
                 let shape = vec![self.relative_attention_num_buckets, heads];
@@ -131,33 +154,44 @@ impl T5Config {
                 b.expand_bias("bias", table, buckets)
             });
 
-            let weight = vector(b, &format!("{at}.0.layer_norm.weight"), d);
-            let n = b.norm("norm", x, Norm::Rms { eps: self.layer_norm_epsilon, weight });
+            let norm = vector(b, &format!("{at}.0.layer_norm.weight"), d);
             let [q, k, v, o] =
                 ["q", "k", "v", "o"].map(|name| format!("{at}.0.SelfAttention.{name}"));
             let qkv = stacked(b, "qkv", &[(&q, inner), (&k, inner), (&v, inner)], d, false);
-            let qkv = b.linear("qkv", n, qkv.weight, None, Activation::None);
-            let heads_of = [0, inner, 2 * inner].map(|col| qkv.slice_cols(col, inner));
-            let attended = b.buffer("attention", tokens, inner, b.dtype(), Dependence::Run);
-            // T5 does not scale its scores; the initialisation of Q does.
-            b.attention_into("attention", heads_of, heads, 1.0, false, Some(bias), attended);
             let o = stacked(b, "o", &[(&o, d)], inner, false);
-            let residual = Some(Residual { base: x, gate: None });
-            b.linear_into("o", attended, o.weight, None, Activation::None, residual.clone(), x);
-
-            let weight = vector(b, &format!("{at}.1.layer_norm.weight"), d);
-            let n = b.norm("ff_norm", x, Norm::Rms { eps: self.layer_norm_epsilon, weight });
+            let ff_norm = vector(b, &format!("{at}.1.layer_norm.weight"), d);
             let [gate, up, down] =
                 ["wi_0", "wi_1", "wo"].map(|name| format!("{at}.1.DenseReluDense.{name}"));
             let wi = stacked(b, "wi", &[(&gate, self.d_ff), (&up, self.d_ff)], d, false);
-            let wide = b.linear("wi", n, wi.weight, None, Activation::None);
-            let wide = b.glu_gelu("gelu", wide);
             let wo = stacked(b, "wo", &[(&down, d)], self.d_ff, false);
-            b.linear_into("wo", wide, wo.weight, None, Activation::None, residual, x);
+            for (x, s) in xs.into_iter().zip(suffixes) {
+                let eps = self.layer_norm_epsilon;
+                let n = b.norm(&format!("norm{s}"), x, Norm::Rms { eps, weight: norm });
+                let qkv = b.linear(&format!("qkv{s}"), n, qkv.weight, None, Activation::None);
+                let heads_of = [0, inner, 2 * inner].map(|col| qkv.slice_cols(col, inner));
+                let name = format!("attention{s}");
+                let attended = b.buffer(&name, tokens, inner, b.dtype(), Dependence::Run);
+                // T5 does not scale its scores; the initialisation of Q does.
+                b.attention_into(&name, heads_of, heads, 1.0, false, Some(bias), attended);
+                let residual = Some(Residual { base: x, gate: None });
+                let plain = Activation::None;
+                let name = format!("o{s}");
+                b.linear_into(&name, attended, o.weight, None, plain, residual.clone(), x);
+
+                let n = b.norm(&format!("ff_norm{s}"), x, Norm::Rms { eps, weight: ff_norm });
+                let wide = b.linear(&format!("wi{s}"), n, wi.weight, None, plain);
+                let wide = b.glu_gelu(&format!("gelu{s}"), wide);
+                b.linear_into(&format!("wo{s}"), wide, wo.weight, None, plain, residual, x);
+            }
         }
 
         b.block(id, "t5.final");
         let weight = vector(b, "encoder.final_layer_norm.weight", d);
-        b.norm("last_hidden_state", x, Norm::Rms { eps: self.layer_norm_epsilon, weight })
+        let mut at = 0;
+        xs.map(|x| {
+            let name = format!("last_hidden_state{}", suffixes[at]);
+            at += 1;
+            b.norm(&name, x, Norm::Rms { eps: self.layer_norm_epsilon, weight })
+        })
     }
 }

@@ -30,8 +30,7 @@ pub fn lower_bound(graph: &Graph, machine: &dyn Machine) -> u64 {
         op.for_each_weight(|id| {
             if !seen.contains(id) {
                 seen.push(*id);
-                let weight = graph.weight(*id);
-                bytes = bytes.saturating_add(size(weight.rows, weight.cols, weight.dtype.bytes()));
+                bytes = bytes.saturating_add(unit(graph.weight(*id).bytes()));
             }
         });
         most = most.max(bytes);

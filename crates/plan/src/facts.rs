@@ -244,8 +244,10 @@ fn weights(graph: &Graph) -> Result<WeightTables, PlanError> {
             let position = match known[id] {
                 Some(position) => position,
                 None => {
-                    let Weight { rows, cols, dtype, parts, .. } = &graph.weights[id];
+                    let Weight { rows, cols, dtype, coding, parts, .. } = &graph.weights[id];
+                    // The plain size is checked as well, so that a coding hides no overflow.
                     let bytes = checked_bytes(*rows, *cols, dtype.bytes())
+                        .and_then(|_| coding.bytes(*rows, *cols, *dtype))
                         .ok_or(PlanError::TooLarge { what: "a weight" })?;
                     let block = owner[id]
                         .ok_or(PlanError::Malformed { what: "a weight that no block owns" })?;

@@ -114,6 +114,10 @@ impl Checker<'_, '_> {
     }
 
     fn op(&self, op: &BoundOp) -> Result<(), DeviceError> {
+        if let OpKind::Planned(planned) = &op.op.kind {
+            let what = format!("{} ({}), which can be planned only,", op.op.name, planned.label());
+            return Err(DeviceError::Unsupported { what, device: self.limits.device.to_owned() });
+        }
         let name = op.op.name.as_str();
         let mut operands: Vec<Operand> = Vec::new();
         let mut outside = false;

@@ -145,6 +145,8 @@ pub(crate) fn execute(
             };
             conv.run(strand(), write(out));
         }
+        // Refused when the program was loaded.
+        OpKind::Planned(_) => {}
     }
     Ok(())
 }
