@@ -179,7 +179,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Asks the run to stop: lanes drop what they have not begun. Callable from a signal handler.
+    /// Asks the run to stop: lanes drop what they have not begun, and leave off in the middle of an op where the
+    /// device can. Callable from a signal handler.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
     }

@@ -68,8 +68,8 @@ pub struct Report {
 /// Outputs are in `program.outputs` afterwards.
 ///
 /// # Errors
-/// [`ExecError::Device`] for a failure or a cancel (within one op; the device can run again),
-/// [`ExecError::LineCrossed`] if the arena was touched above the plan's peak.
+/// [`ExecError::Device`] for a failure or a cancel (within one op, on the CPU within a part of one; the device can run
+/// again), [`ExecError::LineCrossed`] if the arena was touched above the plan's peak.
 ///
 /// # Cancel safety
 /// `control.cancel()` may be called from any thread at any moment; no output is valid afterwards.
