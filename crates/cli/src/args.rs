@@ -26,6 +26,8 @@ pub(crate) enum Verb {
     Plan(PlanArgs),
     /// Tell what a checkpoint file or folder holds; reads headers only
     Inspect(InspectArgs),
+    /// Draw the same picture at several lines in one process and print a JSON line for each
+    Bench(BenchArgs),
     /// Measure the NVIDIA card of this machine, for `plan`; some 20 s
     Probe(ProbeArgs),
     /// Write a full-size checkpoint of random weights, to measure without the real ones
@@ -133,6 +135,24 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Lines, one after the other; --vram is not used
+    #[arg(long, value_name = "LINE,...", value_delimiter = ',', default_value = "max,min")]
+    pub(crate) lines: Vec<LineArg>,
+    /// How often all lines are gone through
+    #[arg(long, default_value_t = 1)]
+    pub(crate) rounds: u32,
+    /// Pictures at a line before the next
+    #[arg(long, default_value_t = 3)]
+    pub(crate) pictures: u32,
+    /// What to draw
+    #[arg(long, default_value = "ice cream, 3d rendered emoji")]
+    pub(crate) prompt: String,
 }
 
 #[derive(Args, Debug)]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod demo;
 mod executor;
 mod failure;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
+        Verb::Bench(args) => bench::run(&args),
         Verb::Probe(args) => probe::run(&args),
         Verb::Synth(args) => synth::run(&args),
     });

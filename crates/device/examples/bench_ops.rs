@@ -54,7 +54,7 @@ fn time(kind: OpKind<Mat, Mat>, layout: &Layout, workers: usize, budget: f64) ->
         target_dtype: DType::F32,
     };
     let target = Region { offset: 0, bytes: layout.end };
-    let copy = BoundCopy { name: "operands".to_owned(), segments: vec![segment], target };
+    let copy = BoundCopy { name: "operands".to_owned(), segments: vec![segment], target, uses: 1 };
     let program =
         Program { ops: vec![op], copies: vec![copy], mark_count: most + 1, ..Program::default() };
     let mut marks = Vec::new();

@@ -79,6 +79,8 @@ pub struct BoundCopy<'h> {
     pub segments: Vec<Segment<'h>>,
     /// The whole slot range that this copy owns (padding between segments included).
     pub target: Region,
+    /// How often the run carries it out: whether it is worth preparing its source.
+    pub uses: u64,
 }
 
 /// An op with addresses.

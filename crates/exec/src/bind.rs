@@ -62,11 +62,16 @@ pub fn bind<'h>(
         });
         ops.push(BoundOp { op: bound, workspace: *workspace });
     }
+    let mut uses = vec![0; plan.loads.len()];
+    for copy in &plan.copies {
+        uses[copy.load as usize] += 1;
+    }
     let copies = plan
         .loads
         .iter()
-        .map(|load| bind_copy(graph, plan, load, source))
-        .collect::<Result<_, _>>()?;
+        .zip(uses)
+        .map(|(load, uses)| Ok(BoundCopy { uses, ..bind_copy(graph, plan, load, source)? }))
+        .collect::<Result<_, ExecError>>()?;
     let tables = graph
         .tables
         .iter()
@@ -215,7 +220,7 @@ fn bind_copy<'h>(
             }
         }
     }
-    Ok(BoundCopy { name: unit.name.clone(), segments, target: load.region })
+    Ok(BoundCopy { name: unit.name.clone(), segments, target: load.region, uses: 0 })
 }
 
 fn bind_table<'h>(

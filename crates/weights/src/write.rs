@@ -166,8 +166,8 @@ fn head(
             "shape": tensor.shape,
             "data_offsets": [offset, end],
         });
-        let is_taken = tensor.name == "__metadata__"
-            || object.insert(tensor.name.clone(), entry) != None::<Value>;
+        let is_taken =
+            tensor.name == "__metadata__" || object.insert(tensor.name.clone(), entry).is_some();
         if is_taken {
             return Err(WriteError::Name { path: path.to_owned(), name: tensor.name.clone() });
         }

@@ -9,10 +9,13 @@ use crate::failure::Failure;
 /// Folders whose files are taken over.
 const TOKENIZERS: [&str; 2] = ["tokenizer", "tokenizer_2"];
 
+/// Gives a file by its path in the folder; `None` where there is none.
+type Reader<'r> = dyn Fn(&str) -> Result<Option<Vec<u8>>, Failure> + 'r;
+
 /// Text files by relative path. `read` gives a file of the folder that the tokenizers come from.
 pub(super) fn files(
     model: &FluxModel,
-    read: &dyn Fn(&str) -> Result<Option<Vec<u8>>, Failure>,
+    read: &Reader<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     let donor_clip = parsed(read, "text_encoder/config.json")?.unwrap_or_default();
     let mut found = vec![
@@ -49,10 +52,7 @@ pub(super) fn files(
     Ok(found)
 }
 
-fn parsed(
-    read: &dyn Fn(&str) -> Result<Option<Vec<u8>>, Failure>,
-    path: &str,
-) -> Result<Option<Value>, Failure> {
+fn parsed(read: &Reader<'_>, path: &str) -> Result<Option<Value>, Failure> {
     let Some(bytes) = read(path)? else { return Ok(None) };
     let value = serde_json::from_slice(&bytes);
     value.map(Some).map_err(|error| Failure::Usage(format!("{path} is not JSON: {error}")))

@@ -78,7 +78,8 @@ impl Question<'_> {
         if !is_bf16 || ![64, 128].contains(&head_dim) {
             return Route::Bands(Bands::of(q.rows, k.rows, v));
         }
-        if is_plain && backends.attention == AttentionBackend::Cudnn {
+        // For a single query cuDNN has another engine only, with other bits.
+        if is_plain && q.rows > 1 && backends.attention == AttentionBackend::Cudnn {
             return Route::Library;
         }
         // The kernel finds the highest score before it scales; FLUX has no wide heads with a mask.

@@ -90,6 +90,7 @@ impl<'b> Bench<'b> {
                 target_dtype: DType::BF16,
             }],
             target: Region { offset: target, bytes },
+            uses: u64::MAX,
         }
     }
 

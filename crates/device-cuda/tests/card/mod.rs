@@ -3,9 +3,11 @@
 
 use plimsoll_device_cuda::{Card, CardOptions, CudaDevice, CudaError, HostOptions, Probing};
 
-/// Options under which files are taken for fit: the test's own program is no child that could try them.
+/// Options under which files are taken for fit (the test's own program is no child that could try them), and are lent
+/// for a single copy.
 pub fn options() -> CardOptions {
-    let host = HostOptions { probing: Probing::Skip, ..HostOptions::default() };
+    let host =
+        HostOptions { probing: Probing::Skip, registered_uses_min: 1, ..HostOptions::default() };
     CardOptions { host, ..CardOptions::default() }
 }
 

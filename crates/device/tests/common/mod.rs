@@ -158,7 +158,7 @@ pub fn unit(segment: Segment<'_>) -> BoundCopy<'_> {
     let bytes =
         segment.source.len() as u64 / segment.source_dtype.bytes() * segment.target_dtype.bytes();
     let target = Region { offset: segment.target, bytes };
-    BoundCopy { name: "operand".to_owned(), segments: vec![segment], target }
+    BoundCopy { name: "operand".to_owned(), segments: vec![segment], target, uses: 1 }
 }
 
 pub fn bound(kind: OpKind<Mat, Mat>, workspace: Region) -> BoundOp {

@@ -112,7 +112,12 @@ fn bind<'h>(graph: &Graph, plan: &Plan, source: &'h [u8]) -> Program<'h> {
                 target_dtype: weight.dtype,
             }
         });
-        BoundCopy { name: unit.name.clone(), segments: segments.collect(), target: load.region }
+        BoundCopy {
+            name: unit.name.clone(),
+            segments: segments.collect(),
+            target: load.region,
+            uses: 1,
+        }
     });
     let table = HostTable { pieces: vec![], dtype: HostDType::F32, rows: 0, cols: 0 };
     let output = || OutputBuffer { bytes: std::sync::Mutex::new(vec![].into()) };
