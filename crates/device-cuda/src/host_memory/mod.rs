@@ -34,8 +34,10 @@ use registered::Registered;
 /// Most bytes of page-locked memory for inputs and outputs; the latent and the picture need some tens of MiB.
 const TRANSFER_PINNED_MAX: usize = 256 << 20;
 
-/// An H200 and its host: lending takes 51 ms a GB, and a copy then 18 ms a GB against 26 through windows.
-const REGISTERED_USES_MIN: u64 = 6;
+/// Once or twice used, windows are sooner (an H200 and its host: lending takes 51 ms a GB, and a copy then 18 ms a GB
+/// against 24 to 28 through windows). From three uses on a copy is of the step loop, whose steps are to be as predicted
+/// and leave the host's cores alone, though a run of few steps would end a little sooner without lending.
+const REGISTERED_USES_MIN: u64 = 3;
 
 /// What a device may use of host memory.
 #[derive(Clone, Debug)]
