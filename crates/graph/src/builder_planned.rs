@@ -57,10 +57,12 @@ impl Builder<'_> {
         out
     }
 
-    /// Classifier-free guidance, in the place of `uncond`.
+    /// Classifier-free guidance, in the dtype of `uncond`.
     pub fn guide(&mut self, name: &str, cond: Value, uncond: Value, scale: f32) -> Value {
-        self.push(name, OpKind::Planned(PlannedOp::Guide { cond, uncond, scale, out: uncond }));
-        uncond
+        let dtype = self.tensors[uncond.tensor.index()].dtype;
+        let out = self.buffer(name, uncond.rows, uncond.cols, dtype, Dependence::Latent);
+        self.push(name, OpKind::Planned(PlannedOp::Guide { cond, uncond, scale, out }));
+        out
     }
 
     /// Rotary embedding in place.
