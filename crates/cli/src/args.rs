@@ -8,6 +8,7 @@ use plimsoll_graph::DType;
 use plimsoll_pipeline::NoiseSource;
 use plimsoll_plan::{Line, Offload};
 
+use crate::forecast::args::{ForecastArgs, LedgerArgs};
 use crate::runs::args::RecordArgs;
 
 /// Diffusion models under a hard line of VRAM.
@@ -24,6 +25,8 @@ pub(crate) enum Verb {
     Generate(GenerateArgs),
     /// Tell what a run would take, before anything runs
     Plan(PlanArgs),
+    /// Rules of thumb of the field, beside exact figures
+    Ledger(LedgerArgs),
     /// Tell what a checkpoint file or folder holds; reads headers only
     Inspect(InspectArgs),
     /// Draw the same picture at several lines in one process and print a JSON line for each
@@ -37,7 +40,8 @@ pub(crate) enum Verb {
 /// What is drawn, and under which line.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev and flux.1-schnell, without files
+    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev, flux.1-schnell, sdxl, wan2.1-t2v-1.3b,
+    /// wan2.1-t2v-14b and hunyuanvideo, without files
     #[arg(long, value_name = "demo|PATH", default_value = "demo")]
     pub(crate) model: String,
     /// Transformer from a single file (BFL or diffusers names) in place of the folder's own
@@ -126,6 +130,8 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) forecast: ForecastArgs,
 }
 
 #[derive(Args, Debug)]

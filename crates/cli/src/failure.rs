@@ -22,6 +22,8 @@ pub(crate) enum Failure {
     Write { path: String, cause: std::io::Error },
     #[error("cannot read {path}: {cause}")]
     Read { path: String, cause: std::io::Error },
+    #[error("{0}")]
+    Host(String),
     #[error(transparent)]
     Cuda(CudaError),
     #[error(transparent)]
@@ -37,6 +39,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Cuda(CudaError::NoSuchDevice { .. }) => 2,
+            Self::Host(_) => 3,
             Self::Weights(_) | Self::Read { .. } => 4,
             Self::WriteWeights(WriteError::Cancelled) => 130,
             Self::Record(error) => match error {

@@ -10,6 +10,7 @@ mod bench;
 mod demo;
 mod executor;
 mod failure;
+mod forecast;
 mod generate;
 mod inspect;
 mod interrupt;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
     let done = std::panic::catch_unwind(|| match cli.verb {
         Verb::Generate(args) => generate::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Ledger(args) => forecast::ledger(&args),
         Verb::Inspect(args) => inspect::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Probe(args) => probe::run(&args),

@@ -36,3 +36,8 @@ pub(crate) fn known(name: &str) -> Option<FluxModel> {
         _ => None,
     }
 }
+
+/// Whether a model is known by its shapes only and not as one that runs: its plans are forecasts.
+pub(crate) fn is_forecast(name: &str) -> bool {
+    plimsoll_ledger::known(name).is_ok_and(|model| !model.runs())
+}

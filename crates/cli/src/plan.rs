@@ -8,9 +8,12 @@ use serde_json::json;
 use crate::args::{PlanArgs, RunArgs};
 use crate::executor::Executor;
 use crate::failure::Failure;
-use crate::{model, out, request};
+use crate::{forecast, model, out, request};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    if args.forecast.is_asked() || model::is_forecast(&args.run.model) {
+        return forecast::run(args);
+    }
     let args = &args.run;
     let executor = Executor::find_for_plan(args)?;
     let (name, planned, machine) = match model::known(&args.model) {

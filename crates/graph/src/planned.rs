@@ -22,7 +22,7 @@ pub enum PlannedOp<V = View, W = WeightId> {
         /// At most as many elements.
         out: V,
     },
-    /// `out = x * factor`; `out` may be `x`.
+    /// `out = x * factor`.
     Scale {
         /// Source.
         x: V,
@@ -31,7 +31,7 @@ pub enum PlannedOp<V = View, W = WeightId> {
         /// Same shape.
         out: V,
     },
-    /// Classifier-free guidance: `out = uncond + scale * (cond - uncond)`; `out` may be either.
+    /// Classifier-free guidance: `out = uncond + scale * (cond - uncond)`.
     Guide {
         /// Prediction with the prompt.
         cond: V,
@@ -68,7 +68,7 @@ pub enum PlannedOp<V = View, W = WeightId> {
         x: V,
         /// Whether half of the columns are a gate.
         is_gated: bool,
-        /// `[rows, cols]`; may be `x` where it is not gated.
+        /// `[rows, cols]`.
         out: V,
     },
     /// `out[:, j] = silu(x[:, j]) * x[:, cols + j]`.

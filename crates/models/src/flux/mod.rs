@@ -3,7 +3,7 @@
 mod config;
 mod transformer;
 
-use plimsoll_graph::{Builder, DType, Graph, LowerOptions};
+use plimsoll_graph::{Builder, Coding, DType, Graph, LowerOptions};
 
 pub use config::FluxConfig;
 
@@ -135,6 +135,19 @@ impl FluxModel {
         self.probed_graph(run, weight_dtype, &[])
     }
 
+    /// As [`FluxModel::graph`] in the published dtype, with matrices kept in other codings:
+    /// `coding(component, block)` is that of a block's. It can be planned, not run.
+    ///
+    /// # Errors
+    /// As [`FluxModel::graph`].
+    pub fn coded_graph(
+        &self,
+        run: &FluxRun,
+        coding: &dyn Fn(&str, &str) -> Coding,
+    ) -> Result<Graph, ModelError> {
+        self.trace(run, Builder::new(run.dtype, &|_, _| DType::BF16).with_coding(coding), &[])
+    }
+
     /// As [`FluxModel::graph`], with the results of ops given as `(block, op)` as further outputs.
     ///
     /// # Errors
@@ -143,6 +156,15 @@ impl FluxModel {
         &self,
         run: &FluxRun,
         weight_dtype: &dyn Fn(&str, &str) -> DType,
+        probes: &[(&str, &str)],
+    ) -> Result<Graph, ModelError> {
+        self.trace(run, Builder::new(run.dtype, weight_dtype), probes)
+    }
+
+    fn trace(
+        &self,
+        run: &FluxRun,
+        mut b: Builder<'_>,
         probes: &[(&str, &str)],
     ) -> Result<Graph, ModelError> {
         self.check()?;
@@ -158,7 +180,6 @@ impl FluxModel {
         request("number of pictures", u64::from(run.samples), u64::from(SAMPLES_MAX))?;
         request("text length", run.text_tokens, 4096)?;
 
-        let mut b = Builder::new(run.dtype, weight_dtype);
         let pooled = self.clip.trace(&mut b, CLIP);
         let context = self.t5.trace(&mut b, T5, run.text_tokens);
         let transformer = transformer::Transformer {

@@ -1,0 +1,147 @@
+//! What was typed of machines, known models and rules of thumb.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use plimsoll_graph::Coding;
+use plimsoll_plan::Line;
+
+/// The machine that a plan is for, and what is asked beside the plan.
+#[derive(Args, Debug)]
+pub(crate) struct ForecastArgs {
+    /// Plan for a card by its name, such as rtx-4080; it need not be here
+    #[arg(long, value_name = "NAME")]
+    pub(crate) gpu: Option<String>,
+    /// Plan for a card as `plimsoll probe` measured it
+    #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
+    pub(crate) machine: Option<PathBuf>,
+    /// Bus of the card: pcie3x16, pcie4x8, pcie4x16, pcie5x8 or pcie5x16 [default: the card's own]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) bus: Option<String>,
+    /// Host memory of that machine [default: as much as is needed]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) ram: Option<SizeArg>,
+    /// What its disk reads in a second, such as 7GB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<SizeArg>,
+    /// Picture size, WIDTHxHEIGHT
+    #[arg(long, value_name = "WxH", conflicts_with_all = ["width", "height"])]
+    pub(crate) size: Option<PixelsArg>,
+    /// Frames of a film, 4n + 1 [default: the model's]
+    #[arg(long)]
+    pub(crate) frames: Option<u64>,
+    /// Pieces that the tokens of a film are taken in: fewer bytes, the same bits
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) row_chunks: u64,
+    /// Side of the decoder's tiles in pixels, for films; 0 for whole frames
+    #[arg(long, value_name = "PIXELS", default_value_t = 0)]
+    pub(crate) tile: u64,
+    /// How the denoiser's matrices are kept
+    #[arg(long, value_enum, default_value_t = CodingName::Bf16)]
+    pub(crate) weights: CodingName,
+    /// How the text encoders' matrices are kept
+    #[arg(long, value_enum, default_value_t = CodingName::Bf16)]
+    pub(crate) text_weights: CodingName,
+    /// Show the field's strategies and ours side by side
+    #[arg(long)]
+    pub(crate) strategies: bool,
+    /// Show seconds for lines from the smallest to all resident [default: 50 of them]
+    #[arg(long, value_name = "LINES", num_args = 0..=1, default_missing_value = "50")]
+    pub(crate) curve: Option<usize>,
+}
+
+impl ForecastArgs {
+    /// Whether anything here was asked for.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.gpu.is_some() || self.machine.is_some() || self.strategies || self.curve.is_some()
+    }
+}
+
+/// What the rules of thumb are fed.
+#[derive(Args, Debug)]
+pub(crate) struct LedgerArgs {
+    /// Print the rules of thumb of the field beside exact figures
+    #[arg(long, required = true)]
+    pub(crate) rule_of_thumb: bool,
+    /// Steps of a picture
+    #[arg(long, default_value_t = 28)]
+    pub(crate) steps: u32,
+    /// Seconds of a step's arithmetic
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.17)]
+    pub(crate) compute_per_step: f64,
+    /// Context and fragmentation, in GiB
+    #[arg(long, value_name = "GIB", default_value_t = 1.5)]
+    pub(crate) overhead: f64,
+    /// Usable bandwidth of the first bus, in GB/s
+    #[arg(long, value_name = "GB/S", default_value_t = 25.0)]
+    pub(crate) bus: f64,
+    /// Usable bandwidth of the second bus, in GB/s
+    #[arg(long, value_name = "GB/S", default_value_t = 50.0)]
+    pub(crate) second_bus: f64,
+    /// Blocks in a group; may be given more than once
+    #[arg(long, value_name = "N", default_values_t = [1, 4, 8, 19, 57])]
+    pub(crate) group: Vec<u32>,
+    /// Memory of the card, in GiB
+    #[arg(long, value_name = "GIB", default_value_t = 16.0)]
+    pub(crate) card: f64,
+    /// What a tiled decode may take, in GiB
+    #[arg(long, value_name = "GIB", default_value_t = 1.0)]
+    pub(crate) decode: f64,
+    /// ControlNets beside the model
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) controlnets: u32,
+    /// Bytes of one ControlNet, in GB
+    #[arg(long, value_name = "GB", default_value_t = 3.6)]
+    pub(crate) controlnet: f64,
+}
+
+/// A number of bytes, written as a line is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SizeArg(pub(crate) u64);
+
+impl FromStr for SizeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Line::Bytes(bytes)) => Ok(Self(bytes)),
+            Ok(_) => Err(format!("{text:?} is not a size; write 32GiB or 900MiB")),
+            Err(error) => {
+                let text: plimsoll_plan::LineError = error;
+                Err(text.to_string().replacen("line ", "", 1))
+            }
+        }
+    }
+}
+
+/// Width and height.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PixelsArg(pub(crate) [u64; 2]);
+
+impl FromStr for PixelsArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sides = text.split_once(['x', 'X']);
+        let sides = sides.and_then(|(w, h)| Some([w.parse().ok()?, h.parse().ok()?]));
+        sides.map(Self).ok_or_else(|| "expected WIDTHxHEIGHT, such as 1024x768".to_owned())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CodingName {
+    Bf16,
+    Fp8,
+    Nf4,
+}
+
+impl CodingName {
+    pub(crate) fn coding(self) -> Coding {
+        match self {
+            Self::Bf16 => Coding::Plain,
+            Self::Fp8 => Coding::Fp8,
+            Self::Nf4 => Coding::Nf4,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Seconds for every line, from the smallest that works to all resident, and what binds at each.
+
+use plimsoll_plan::{Line, Machine, Offload};
+use serde::Serialize;
+
+use crate::error::LedgerError;
+use crate::forecast::Forecast;
+use crate::models::Recipe;
+use crate::outcome::{Outcome, VRAM_ENDLESS, planned};
+
+/// A step this near its arithmetic streams for nothing.
+const FREE: f64 = 1.02;
+/// A bus that is busy for this share of a step binds it.
+const BUSY: f64 = 0.95;
+
+/// The resource that a step waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Binds {
+    /// Arithmetic.
+    Compute,
+    /// The bus to the device.
+    Bus,
+    /// The disk, where host memory does not hold what is streamed.
+    Disk,
+    /// Room: neither lane is busy, since copies find no place to run ahead into.
+    Vram,
+}
+
+/// A line and what it gives.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// The line.
+    pub line_bytes: u64,
+    /// What the plan takes.
+    pub outcome: Outcome,
+    /// What binds a step.
+    pub binds: Binds,
+}
+
+/// The whole curve.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve {
+    /// By ascending line; the first is the smallest that works, the last holds everything.
+    pub points: Vec<Point>,
+    /// Index of the first point from which on a step costs its arithmetic.
+    pub free_from: Option<usize>,
+}
+
+/// Plans for `count` lines, at least 2.
+///
+/// # Errors
+/// As planning; not for lines above the card's memory, which are drawn as well.
+pub fn curve(
+    recipe: &Recipe,
+    machine: &Forecast,
+    is_disk: bool,
+    count: usize,
+) -> Result<Curve, LedgerError> {
+    let endless = machine.clone().with_vram(VRAM_ENDLESS);
+    let at = |line| planned(recipe, &endless, line, Offload::Auto, true);
+    let (smallest, largest) = (at(Line::Min)?, at(Line::Max)?);
+    let (low, high) = (smallest.vram_bytes, largest.vram_bytes.max(smallest.vram_bytes));
+    let steps = count.max(2) as u64 - 1;
+    let mut points = Vec::new();
+    for step in 0..=steps {
+        // Whole MiB between the ends, so that a line is one that a person can type.
+        let line = match step {
+            0 => low,
+            _ if step == steps => high,
+            _ => (low + (high - low) / steps * step).next_multiple_of(1 << 20).min(high),
+        };
+        if points.last().is_some_and(|last: &Point| last.line_bytes >= line) {
+            continue;
+        }
+        let outcome = at(Line::Bytes(line))?;
+        points.push(Point { line_bytes: line, outcome, binds: binds(&outcome, machine, is_disk) });
+    }
+    let is_free = |point: &Point| point.binds == Binds::Compute;
+    let free_from = points.iter().rposition(|point| !is_free(point)).map_or(0, |last| last + 1);
+    let free_from = (free_from < points.len()).then_some(free_from);
+    Ok(Curve { points, free_from })
+}
+
+/// What a steady step waits for.
+#[expect(clippy::cast_precision_loss, reason = "seconds are an estimate")]
+pub fn binds(outcome: &Outcome, machine: &Forecast, is_disk: bool) -> Binds {
+    let copying = outcome.copied_bytes_per_step as f64 / machine.link_bytes_per_second();
+    if outcome.seconds_per_step <= FREE * outcome.compute_seconds_per_step {
+        Binds::Compute
+    } else if copying < BUSY * outcome.seconds_per_step {
+        Binds::Vram
+    } else if is_disk {
+        Binds::Disk
+    } else {
+        Binds::Bus
+    }
+}
+
+impl Binds {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Bus => "bus",
+            Self::Disk => "disk",
+            Self::Vram => "vram",
+        }
+    }
+}
+
+/// The least line of a machine that holds everything, for a person who buys one.
+pub fn all_resident(recipe: &Recipe, machine: &Forecast) -> Result<Outcome, LedgerError> {
+    let endless = machine.clone().with_vram(VRAM_ENDLESS);
+    debug_assert!(endless.vram_bytes() == VRAM_ENDLESS);
+    Ok(planned(recipe, &endless, Line::Max, Offload::None, true)?)
+}
