@@ -9,7 +9,7 @@ use plimsoll_pipeline::NoiseSource;
 use plimsoll_plan::{Line, Offload};
 
 use crate::forecast::args::{ForecastArgs, LedgerArgs};
-use crate::runs::args::RecordArgs;
+use crate::runs::args::{RecordArgs, RunsArgs};
 
 /// Diffusion models under a hard line of VRAM.
 #[derive(Debug, Parser)]
@@ -33,6 +33,8 @@ pub(crate) enum Verb {
     Bench(BenchArgs),
     /// Measure the NVIDIA card of this machine, for `plan`; some 20 s
     Probe(ProbeArgs),
+    /// Read, judge, repeat and continue the recorded runs
+    Runs(RunsArgs),
     /// Write a full-size checkpoint of random weights, to measure without the real ones
     Synth(SynthArgs),
 }

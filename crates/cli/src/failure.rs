@@ -32,6 +32,8 @@ pub(crate) enum Failure {
     Record(#[from] RecordError),
     #[error("the run's record is lost: {error}, and beside the picture: {cause}")]
     RecordLost { error: String, cause: String },
+    #[error("the trial {run_id} did not end well")]
+    Trial { run_id: String, code: u8 },
 }
 
 impl Failure {
@@ -47,6 +49,7 @@ impl Failure {
                 RecordError::Storage { .. } => 5,
                 _ => 4,
             },
+            Self::Trial { code, .. } => *code,
             Self::Cuda(_)
             | Self::Write { .. }
             | Self::WriteWeights(_)
@@ -77,7 +80,10 @@ impl Failure {
 
     /// Prints the one line and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        out::notice(&self.text());
+        // A trial has told its own.
+        if !matches!(self, Self::Trial { .. }) {
+            out::notice(&self.text());
+        }
         ExitCode::from(self.exit_code())
     }
 }

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Probe(args) => probe::run(&args),
+        Verb::Runs(args) => runs::run(&args),
         Verb::Synth(args) => synth::run(&args),
     });
     match done {

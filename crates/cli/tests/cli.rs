@@ -2,62 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use tempfile::TempDir;
-
-const PROMPT: &str = "ice cream, 3d rendered emoji";
-
-fn demo() -> String {
-    repository("demo/model").display().to_string()
-}
-
-fn repository(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(relative)
-}
-
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
-        // Tests leave nothing in the records of whoever runs them.
-        command.env("PLIMSOLL_RECORDS", "off");
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
-    }
-
-    /// A `generate` of the demo model's folder that must succeed; its JSON.
-    fn generate(&self, arguments: &[&str]) -> Value {
-        let model = demo();
-        let mut all = vec!["generate", PROMPT, "--model", &model, "--json"];
-        all.extend(arguments);
-        let output = self.run(&all);
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {errors}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn files(&self) -> Vec<String> {
-        let mut names: Vec<_> = std::fs::read_dir(self.0.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
-}
+use support::{Folder, PROMPT, demo, repository};
 
 /// Ends with `code`, prints one line that holds `text`, leaves no file.
 fn refused(arguments: &[&str], code: i32, text: &str) {

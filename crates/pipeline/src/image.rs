@@ -1,24 +1,18 @@
 //! Pictures: from the decoder's values to bytes, and to a PNG file that is whole or absent.
 //!
-//! A picture that took a minute must not be lost to a path that cannot be written, nor leave half a
-//! file when the disk is full or the run is cancelled: the path is tried before the run
-//! ([`check_writable`]), and the file appears under its name only when all of it is on the disk.
-//!
 //! Main types: [`Picture`].
 //! Invariants: the bytes of a picture are width x height x 3; rounding is that of diffusers.
 //!
 //! # Source
 //! diffusers 0.42.1 `VaeImageProcessor.postprocess`.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 use half::bf16;
 use sha2::{Digest, Sha256};
 
 use crate::error::ImageError;
+use crate::whole_file::write_whole;
 
 /// An RGB picture of 8 bits a channel, row by row from the top.
 #[derive(Clone, PartialEq, Eq)]
@@ -147,112 +141,10 @@ impl Picture {
 
     /// Writes the picture as a PNG file that is whole or absent, replacing a file of that name.
     ///
-    /// The bytes go to a file beside the target, are flushed to the disk, and take the name in one
-    /// step; after an error the folder is as it was.
-    ///
     /// # Errors
-    /// Those of [`check_writable`], and [`ImageError::Write`] or [`ImageError::Encode`].
+    /// Those of [`write_whole`], and [`ImageError::Encode`].
     pub fn write_png(&self, path: &Path, notes: &[(&str, &str)]) -> Result<(), ImageError> {
-        let bytes = self.encode_png(notes)?;
-        let target = Target::of(path)?;
-        let (mut draft, mut file) = Draft::create(&target.folder)?;
-        file.write_all(&bytes).map_err(|source| write_error("write", &draft.path, source))?;
-        file.sync_all().map_err(|source| write_error("flush", &draft.path, source))?;
-        drop(file);
-        fs::rename(&draft.path, &target.file)
-            .map_err(|source| write_error("replace", &target.file, source))?;
-        draft.is_kept = true;
-        // The name is a change of the folder; not every system lets a folder be opened for this,
-        // and the picture is whole either way.
-        if let Ok(folder) = File::open(&target.folder) {
-            folder.sync_all().ok();
-        }
-        Ok(())
-    }
-}
-
-/// Tries, before a long run, whether a picture can be written to `path`: its folder is there and
-/// takes a new file, and the path is free or a regular file that may be replaced.
-///
-/// Leaves nothing behind.
-///
-/// # Errors
-/// [`ImageError::NoFileName`], [`ImageError::FolderMissing`], [`ImageError::NotAFile`],
-/// [`ImageError::ReadOnly`], or [`ImageError::Write`] with what the system refused.
-pub fn check_writable(path: &Path) -> Result<(), ImageError> {
-    let target = Target::of(path)?;
-    Draft::create(&target.folder).map(drop)
-}
-
-/// Where a picture goes, symbolic links followed.
-struct Target {
-    folder: PathBuf,
-    file: PathBuf,
-}
-
-impl Target {
-    fn of(path: &Path) -> Result<Self, ImageError> {
-        let ends_in_separator =
-            path.as_os_str().to_string_lossy().ends_with(std::path::is_separator);
-        let name = match path.file_name() {
-            Some(name) if !ends_in_separator => name,
-            _ if path.is_dir() => return Err(ImageError::NotAFile { path: path.to_owned() }),
-            _ => return Err(ImageError::NoFileName { path: path.to_owned() }),
-        };
-        let folder_of = |path: &Path| match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let (mut folder, mut file) = (folder_of(path), folder_of(path).join(name));
-        // A link is followed here, or the rename would replace the link instead of its target.
-        if fs::symlink_metadata(&file).is_ok_and(|metadata| metadata.is_symlink()) {
-            file = fs::canonicalize(&file).map_err(|source| write_error("follow", path, source))?;
-            folder = folder_of(&file);
-        }
-        if !folder.is_dir() {
-            return Err(ImageError::FolderMissing { folder });
-        }
-        match fs::metadata(&file) {
-            Ok(metadata) if !metadata.is_file() => Err(ImageError::NotAFile { path: file }),
-            Ok(metadata) if metadata.permissions().readonly() => {
-                Err(ImageError::ReadOnly { path: file })
-            }
-            Ok(_) => Ok(Self { folder, file }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self { folder, file }),
-            // A name that is too long, for instance.
-            Err(source) => Err(write_error("use", &file, source)),
-        }
-    }
-}
-
-/// A file under a temporary name, removed when dropped unless it took its final name.
-struct Draft {
-    path: PathBuf,
-    is_kept: bool,
-}
-
-impl Draft {
-    fn create(folder: &Path) -> Result<(Self, File), ImageError> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = folder.join(format!(".plimsoll-{}-{number}.part", std::process::id()));
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(file) => return Ok((Self { path, is_kept: false }, file)),
-                // Left by a killed process of the same number.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(write_error("create a file in", folder, source)),
-            }
-        }
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // Nobody is left to tell; the name says whose file it is.
-            fs::remove_file(&self.path).ok();
-        }
+        write_whole(path, &self.encode_png(notes)?)
     }
 }
 
@@ -260,8 +152,4 @@ fn check_size(values: usize, width: u32, height: u32) -> Result<(), ImageError> 
     let expected = u64::from(width).checked_mul(u64::from(height)).and_then(|n| n.checked_mul(3));
     let is_right = width > 0 && height > 0 && u64::try_from(values).ok() == expected;
     if is_right { Ok(()) } else { Err(ImageError::SizeMismatch { values, width, height }) }
-}
-
-fn write_error(action: &'static str, path: &Path, source: io::Error) -> ImageError {
-    ImageError::Write { action, path: path.to_owned(), source }
 }

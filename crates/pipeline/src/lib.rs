@@ -60,10 +60,12 @@ mod probe;
 pub mod scheduler;
 pub mod tokenize;
 mod tokenizer_files;
+mod whole_file;
 
 pub use assembled::{Assembled, Defaults};
 pub use failure::{Kind, PipelineError};
-pub use image::{Picture, check_writable};
+pub use image::Picture;
 pub use inputs::{NoiseSource, Prompt};
 pub use placed::{Generated, PlaceFailure, PlaceRequest, Placed, Planned, Target};
 pub use probe::{Probe, Probed, probe};
+pub use whole_file::{check_writable, write_whole};

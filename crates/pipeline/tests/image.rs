@@ -6,8 +6,8 @@ use std::path::Path;
 
 use half::bf16;
 use plimsoll_pipeline::error::{Fault, ImageError};
-use plimsoll_pipeline::image::{Picture, check_writable};
 use plimsoll_pipeline::noise::TorchGenerator;
+use plimsoll_pipeline::{Picture, check_writable};
 
 fn picture() -> Picture {
     let rgb = (0..5 * 4 * 3).map(|index| (index * 4) as u8).collect();
@@ -175,4 +175,25 @@ fn links_are_followed_and_devices_refused() {
     assert!(matches!(error, ImageError::Write { .. }), "{error}");
     let error = picture().write_png(Path::new("/dev/null"), &[]).unwrap_err();
     assert!(matches!(error, ImageError::NotAFile { .. }), "{error}");
+}
+
+#[test]
+fn what_a_killed_process_left_is_swept_and_what_a_living_one_holds_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    let part = |name: &str| {
+        let path = folder.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_modified(hour_ago).unwrap();
+        (path, file)
+    };
+    let (dead, _) = part(".plimsoll-123-0.part");
+    let (held, file) = part(".plimsoll-124-7.part");
+    let (other, _) = part(".plimsoll-notes.part");
+    file.lock().unwrap();
+    let fresh = folder.path().join(".plimsoll-125-0.part");
+    std::fs::write(&fresh, "").unwrap();
+    check_writable(&folder.path().join("out.png")).unwrap();
+    assert!(!dead.exists());
+    assert!(held.exists() && other.exists() && fresh.exists());
 }

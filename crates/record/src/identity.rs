@@ -33,6 +33,19 @@ pub fn new_run_id(now: SystemTime) -> String {
     id
 }
 
+/// The part of an id that names its run alone, for tables; an id that is not ours is all of it.
+pub fn short_id(run_id: &str) -> &str {
+    let parts: Vec<&str> = run_id.split('-').collect();
+    match parts[..] {
+        [day, time, random]
+            if day.len() == 8 && time.len() == 6 && random.len() == RANDOM_LETTERS =>
+        {
+            random
+        }
+        _ => run_id,
+    }
+}
+
 /// Year, month and day of a day count since 1970-01-01.
 ///
 /// # Source

@@ -22,22 +22,32 @@
 
 #![forbid(unsafe_code)]
 
+pub mod axes;
+mod criteria;
 mod error;
 mod fields;
+pub mod gates;
 mod identity;
+pub mod import;
+pub mod next;
 pub mod picture;
 mod record;
 mod schema;
+mod signal;
 mod store;
+pub mod units;
 mod words;
 
+pub use axes::{Axis, Difference, FieldChange, TrialOf, differences, trial_of};
+pub use criteria::{Criteria, OperationCriteria, QualityCriteria};
 pub use error::RecordError;
 pub use fields::Json;
-pub use identity::{new_run_id, utc};
+pub use identity::{new_run_id, short_id, utc};
 pub use record::{
     Comparison, Conditions, Failure, Finding, Load, Quality, Record, Run, Stage, StageSeconds,
     Verdict,
 };
 pub use schema::{APPLICATION_ID, VERSION};
+pub use signal::{Signal, observe};
 pub use store::{Filter, Store};
 pub use words::{FindingCode, Resource, Status};

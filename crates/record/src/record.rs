@@ -193,30 +193,32 @@ pub struct Finding {
     pub text: String,
 }
 
-/// A person's verdict.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// UTC.
-    pub created: String,
-    /// Whether the output serves its purpose.
-    pub is_pass: bool,
-    /// In words.
-    pub note: Option<String>,
-    /// Named checks, each passed or not.
-    pub checks: BTreeMap<String, bool>,
+row! {
+    /// A person's verdict.
+    Verdict {
+        /// UTC.
+        created: String,
+        /// Whether the output serves its purpose.
+        is_pass: bool,
+        /// In words.
+        note: Option<String>,
+        /// Named checks, each passed or not.
+        checks: Json<BTreeMap<String, bool>>,
+    }
 }
 
-/// An output measured against a reference run's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
-    /// UTC.
-    pub created: String,
-    /// The reference run.
-    pub reference_id: String,
-    /// Peak signal-to-noise ratio in dB; absent where the pictures are equal.
-    pub psnr_db: Option<f64>,
-    /// Structural similarity, 1 for equal pictures.
-    pub ssim: f64,
+row! {
+    /// An output measured against a reference run's.
+    Comparison {
+        /// UTC.
+        created: String,
+        /// The reference run.
+        reference_id: String,
+        /// Peak signal-to-noise ratio in dB; absent where the pictures are equal.
+        psnr_db: Option<f64>,
+        /// Structural similarity, 1 for equal pictures.
+        ssim: f64,
+    }
 }
 
 /// All that is known of a run.

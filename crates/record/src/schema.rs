@@ -13,7 +13,7 @@ pub const APPLICATION_ID: i64 = 0x504c_494d;
 #[allow(clippy::cast_possible_wrap)] // A handful.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-const MIGRATIONS: &[&str] = &[RECORDS];
+const MIGRATIONS: &[&str] = &[RECORDS, JUDGEMENTS];
 
 /// Version 1: what is known of a run when it ends.
 const RECORDS: &str = "
@@ -113,6 +113,28 @@ CREATE TABLE plan (
     plan_id TEXT NOT NULL PRIMARY KEY,
     json TEXT NOT NULL
 ) STRICT;
+";
+
+/// Version 2: what people and measurements say of a run afterwards; rows are added, never changed.
+const JUDGEMENTS: &str = "
+CREATE TABLE verdict (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES run (run_id),
+    created TEXT NOT NULL,
+    is_pass INTEGER NOT NULL,
+    note TEXT,
+    checks TEXT NOT NULL
+) STRICT;
+CREATE INDEX verdict_by_run ON verdict (run_id);
+CREATE TABLE comparison (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES run (run_id),
+    created TEXT NOT NULL,
+    reference_id TEXT NOT NULL,
+    psnr_db REAL,
+    ssim REAL NOT NULL
+) STRICT;
+CREATE INDEX comparison_by_run ON comparison (run_id);
 ";
 
 /// Brings a database to [`VERSION`]; whole or not at all. The caller has checked that it is not newer.

@@ -11,7 +11,9 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, ToSql, TransactionBehavior};
 
 use crate::error::RecordError;
-use crate::record::{Conditions, Failure, Finding, Load, Quality, Record, Run};
+use crate::record::{
+    Comparison, Conditions, Failure, Finding, Load, Quality, Record, Run, Verdict,
+};
 use crate::schema;
 use crate::words::Status;
 
@@ -42,6 +44,20 @@ impl Store {
     /// # Errors
     /// [`RecordError::Corrupt`], [`RecordError::Foreign`], [`RecordError::Newer`], [`RecordError::Storage`].
     pub fn open(path: &Path) -> Result<Self, RecordError> {
+        let mut store = Self::open_without_writing(path)?;
+        // A writer finds out now, not after a long run, that nothing can be written.
+        let behavior = TransactionBehavior::Immediate;
+        let probe = store.connection.transaction_with_behavior(behavior);
+        probe
+            .and_then(|probe| {
+                probe.execute("UPDATE run SET seq = seq WHERE seq = 0", [])?;
+                probe.rollback()
+            })
+            .map_err(|error| told(path, "write to", error))?;
+        Ok(store)
+    }
+
+    fn open_without_writing(path: &Path) -> Result<Self, RecordError> {
         let fail =
             |cause: String| RecordError::Storage { path: path.to_owned(), action: "open", cause };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -53,14 +69,6 @@ impl Store {
         let mut store = Self::connect(path, path.as_os_str().as_encoded_bytes(), flags)?;
         store.set_up().map_err(|error| told(path, "open", error))?;
         schema::migrate(&mut store.connection).map_err(|error| told(path, "open", error))?;
-        // A writer finds out now, not after a long run, that nothing can be written.
-        let probe = store.connection.transaction_with_behavior(TransactionBehavior::Immediate);
-        probe
-            .and_then(|probe| {
-                probe.execute("UPDATE run SET seq = seq WHERE seq = 0", [])?;
-                probe.rollback()
-            })
-            .map_err(|error| told(path, "write to", error))?;
         Ok(store)
     }
 
@@ -79,7 +87,7 @@ impl Store {
                 return Err(RecordError::Storage { path: path.to_owned(), action: "open", cause });
             }
         }
-        match Self::open(path) {
+        match Self::open_without_writing(path) {
             Err(RecordError::Storage { .. }) => {}
             opened => return opened,
         }
@@ -310,11 +318,92 @@ impl Store {
             .map_err(|error| told(&self.path, "write to", error))
     }
 
+    /// Adds a person's verdict; its note becomes the run's quality note.
+    ///
+    /// # Errors
+    /// As [`Store::insert`].
+    pub fn add_verdict(&mut self, run_id: &str, verdict: &Verdict) -> Result<(), RecordError> {
+        self.in_transaction(|connection| {
+            add(connection, "verdict", run_id, Verdict::COLUMNS, verdict.values())?;
+            if let Some(note) = &verdict.note {
+                let sql = "UPDATE quality SET quality_note = ?2 WHERE run_id = ?1";
+                connection.execute(sql, [run_id, note])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Adds a measurement against a reference, which becomes the run's reference.
+    ///
+    /// # Errors
+    /// As [`Store::insert`].
+    pub fn add_comparison(
+        &mut self,
+        run_id: &str,
+        comparison: &Comparison,
+    ) -> Result<(), RecordError> {
+        self.in_transaction(|connection| {
+            add(connection, "comparison", run_id, Comparison::COLUMNS, comparison.values())?;
+            let sql = "UPDATE conditions SET reference = ?2 WHERE run_id = ?1";
+            connection.execute(sql, [run_id, &comparison.reference_id]).map(drop)
+        })
+    }
+
+    /// Adds what a check found after the run.
+    ///
+    /// # Errors
+    /// As [`Store::insert`].
+    pub fn add_finding(&mut self, run_id: &str, finding: &Finding) -> Result<(), RecordError> {
+        self.in_transaction(|connection| {
+            connection
+                .execute(
+                    "INSERT INTO finding (run_id, position, code, text) SELECT ?1,
+                        (SELECT count(*) FROM finding WHERE run_id = ?1), ?2, ?3",
+                    rusqlite::params![run_id, finding.code, finding.text],
+                )
+                .map(drop)
+        })
+    }
+
+    /// The number that a statement gives; for tests of what SQLite itself can be told to do.
+    ///
+    /// # Errors
+    /// As [`Store::count`].
+    #[doc(hidden)]
+    pub fn query_number(&self, sql: &str) -> Result<i64, RecordError> {
+        self.connection
+            .query_row(sql, [], |row| row.get(0))
+            .map_err(|error| told(&self.path, "read", error))
+    }
+
+    fn in_transaction(
+        &mut self,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), RecordError> {
+        let behavior = TransactionBehavior::Immediate;
+        let changed = self.connection.transaction_with_behavior(behavior).and_then(|transaction| {
+            change(&transaction)?;
+            transaction.commit()
+        });
+        changed.map_err(|error| told(&self.path, "write to", error))
+    }
+
     fn ids(&self, sql: &str, values: &[&dyn ToSql]) -> Result<Vec<String>, RecordError> {
         let found = self.connection.prepare(sql).and_then(|mut statement| {
             statement.query_map(values, |row| row.get(0))?.collect::<rusqlite::Result<Vec<_>>>()
         });
         found.map_err(|error| told(&self.path, "read", error))
+    }
+
+    fn rows<T>(
+        &self,
+        table: &str,
+        run_id: &str,
+        read: fn(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        let sql = format!("SELECT * FROM {table} WHERE run_id = ?1 ORDER BY seq");
+        let mut statement = self.connection.prepare(&sql)?;
+        statement.query_map([run_id], read)?.collect()
     }
 
     fn read(&self, run_id: &str) -> rusqlite::Result<Option<Record>> {
@@ -338,8 +427,8 @@ impl Store {
                 .query_row(&one("failure"), [run_id], Failure::from_row)
                 .optional()?,
             findings,
-            verdicts: Vec::new(),
-            comparisons: Vec::new(),
+            verdicts: self.rows("verdict", run_id, Verdict::from_row)?,
+            comparisons: self.rows("comparison", run_id, Comparison::from_row)?,
         }))
     }
 }
@@ -350,29 +439,27 @@ fn write(
     plan_json: Option<&str>,
 ) -> rusqlite::Result<()> {
     let run_id = record.run.run_id.as_str();
-    let insert = |table: &str, columns: &[&str], values: Vec<&dyn ToSql>, with_id: bool| {
-        let mut all: Vec<&dyn ToSql> = Vec::with_capacity(values.len() + 1);
-        let mut names = columns.join(", ");
-        if with_id {
-            names = format!("run_id, {names}");
-            all.push(&run_id);
-        }
-        all.extend(values);
-        let marks = vec!["?"; all.len()].join(", ");
-        connection.execute(&format!("INSERT INTO {table} ({names}) VALUES ({marks})"), &*all)
-    };
-    insert("run", Run::COLUMNS, record.run.values(), false)?;
-    insert("conditions", Conditions::COLUMNS, record.conditions.values(), true)?;
-    insert("load", Load::COLUMNS, record.load.values(), true)?;
-    insert("quality", Quality::COLUMNS, record.quality.values(), true)?;
+    let columns = Run::COLUMNS.join(", ");
+    let marks = vec!["?"; Run::COLUMNS.len()].join(", ");
+    connection
+        .execute(&format!("INSERT INTO run ({columns}) VALUES ({marks})"), &*record.run.values())?;
+    add(connection, "conditions", run_id, Conditions::COLUMNS, record.conditions.values())?;
+    add(connection, "load", run_id, Load::COLUMNS, record.load.values())?;
+    add(connection, "quality", run_id, Quality::COLUMNS, record.quality.values())?;
     if let Some(failure) = &record.failure {
-        insert("failure", Failure::COLUMNS, failure.values(), true)?;
+        add(connection, "failure", run_id, Failure::COLUMNS, failure.values())?;
     }
     for (position, finding) in record.findings.iter().enumerate() {
         connection.execute(
             "INSERT INTO finding (run_id, position, code, text) VALUES (?1, ?2, ?3, ?4)",
             rusqlite::params![run_id, position, finding.code, finding.text],
         )?;
+    }
+    for verdict in &record.verdicts {
+        add(connection, "verdict", run_id, Verdict::COLUMNS, verdict.values())?;
+    }
+    for comparison in &record.comparisons {
+        add(connection, "comparison", run_id, Comparison::COLUMNS, comparison.values())?;
     }
     if let (Some(plan_id), Some(json)) = (&record.load.plan_id, plan_json) {
         // The same plan, carried out again.
@@ -382,6 +469,21 @@ fn write(
         )?;
     }
     Ok(())
+}
+
+/// Adds a row of a run.
+fn add(
+    connection: &Connection,
+    table: &str,
+    run_id: &str,
+    columns: &[&str],
+    values: Vec<&dyn ToSql>,
+) -> rusqlite::Result<()> {
+    let mut all: Vec<&dyn ToSql> = vec![&run_id];
+    all.extend(values);
+    let (names, marks) = (columns.join(", "), vec!["?"; all.len()].join(", "));
+    let sql = format!("INSERT INTO {table} (run_id, {names}) VALUES ({marks})");
+    connection.execute(&sql, &*all).map(drop)
 }
 
 /// Makes a folder that only its owner can look into, since prompts are nobody else's business.

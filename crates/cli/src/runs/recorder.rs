@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_pipeline::write_whole;
 use plimsoll_record::{Record, RecordError, Store};
 
 use crate::failure::Failure;
@@ -83,10 +84,8 @@ impl Recorder {
         match store.insert(&record, plan_json) {
             Ok(()) => Ok(Some(record.run.run_id)),
             Err(error) => {
-                let path = save_beside(&record, beside).map_err(|cause| Failure::RecordLost {
-                    error: error.to_string(),
-                    cause: cause.to_string(),
-                })?;
+                let path = save_beside(&record, beside)
+                    .map_err(|cause| Failure::RecordLost { error: error.to_string(), cause })?;
                 out::notice(&format!(
                     "{error}; the record is in {}, for plimsoll runs import",
                     path.display(),
@@ -98,17 +97,13 @@ impl Recorder {
 }
 
 /// Writes the record as a file of its own, whole or not at all.
-fn save_beside(record: &Record, beside: &Path) -> std::io::Result<PathBuf> {
+fn save_beside(record: &Record, beside: &Path) -> Result<PathBuf, String> {
     let mut name = beside.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.record.json", record.run.run_id));
     let path = beside.with_file_name(name);
-    let mut part = path.clone().into_os_string();
-    part.push(".part");
-    let text = serde_json::to_string(&serde_json::json!({ "plimsoll_record": record }))?;
-    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, &path));
-    if written.is_err() {
-        // The disk may be full; half a record is of no use.
-        std::fs::remove_file(&part).ok();
-    }
-    written.map(|()| path)
+    let text = serde_json::to_string(&serde_json::json!({ "plimsoll_record": record }))
+        .map_err(|error| error.to_string())?;
+    write_whole(&path, text.as_bytes())
+        .map_err(|error| Failure::Pipeline(error.into()).text())
+        .map(|()| path)
 }
