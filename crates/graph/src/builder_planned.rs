@@ -110,7 +110,6 @@ impl Builder<'_> {
     }
 
     /// GroupNorm with an `eps` of its own.
-    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
     pub fn group_norm_with(
         &mut self,
         name: &str,
