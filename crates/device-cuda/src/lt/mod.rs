@@ -7,7 +7,7 @@
 //! without a split sums K for each element in one order, whatever the tiles beside it. That costs up to 4.6 times
 //! the fastest at few rows (512 rows of 12288 x 3072: 127 us instead of 53).
 //!
-//! So where a *family* of algorithms was proven bit-equal on a card and version ([`PROVEN`], by
+//! So where a *family* of algorithms was proven bit-equal on a card and version (`PROVEN`, by
 //! `bench/runs/2026-11-30-h200` and `tests/card_lt.rs`), rows use the family's algorithm that the heuristic puts
 //! first for them. All of this is a function of the shape, the card and the library's version; no clock, no free
 //! memory and no trial decides.
@@ -143,7 +143,7 @@ impl Lt {
     }
 
     /// Prepares a product with each algorithm of its class that the heuristic offers for its rows, the one that
-    /// [`Lt::prepare`] takes first: what a test of [`PROVEN`] compares.
+    /// [`Lt::prepare`] takes first: what a test of `PROVEN` compares.
     ///
     /// # Errors
     /// As [`Lt::prepare`].

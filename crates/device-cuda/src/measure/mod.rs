@@ -1,4 +1,4 @@
-//! Measures a card: the rates of a [`CardProfile`], by running the very ops and copies of a program on the device.
+//! Measures a card: the rates of a [`CardProfile`](crate::profile::CardProfile), by running the very ops and copies of a program on the device.
 //!
 //! Nothing here knows CUDA: [`Bench`] is given a [`Device`], so that its programs are tested on the CPU. Operands are
 //! random, since a card draws less power and runs faster on zeros; weights rotate among four places, so that few
