@@ -5,6 +5,8 @@
 //! at any moment leaves it whole or absent. A file that SQLite calls malformed is reported, never repaired and
 //! never replaced: its records may still be had by other means.
 
+mod insert;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -190,7 +192,7 @@ impl Store {
             let behavior = TransactionBehavior::Immediate;
             let transaction = self.connection.transaction_with_behavior(behavior)?;
             for (record, plan_json) in records {
-                write(&transaction, record, *plan_json)?;
+                insert::record(&transaction, record, *plan_json)?;
             }
             transaction.commit()
         })();
@@ -324,7 +326,7 @@ impl Store {
     /// As [`Store::insert`].
     pub fn add_verdict(&mut self, run_id: &str, verdict: &Verdict) -> Result<(), RecordError> {
         self.in_transaction(|connection| {
-            add(connection, "verdict", run_id, Verdict::COLUMNS, verdict.values())?;
+            insert::row(connection, "verdict", run_id, Verdict::COLUMNS, verdict.values())?;
             if let Some(note) = &verdict.note {
                 let sql = "UPDATE quality SET quality_note = ?2 WHERE run_id = ?1";
                 connection.execute(sql, [run_id, note])?;
@@ -343,7 +345,13 @@ impl Store {
         comparison: &Comparison,
     ) -> Result<(), RecordError> {
         self.in_transaction(|connection| {
-            add(connection, "comparison", run_id, Comparison::COLUMNS, comparison.values())?;
+            insert::row(
+                connection,
+                "comparison",
+                run_id,
+                Comparison::COLUMNS,
+                comparison.values(),
+            )?;
             let sql = "UPDATE conditions SET reference = ?2 WHERE run_id = ?1";
             connection.execute(sql, [run_id, &comparison.reference_id]).map(drop)
         })
@@ -431,59 +439,6 @@ impl Store {
             comparisons: self.rows("comparison", run_id, Comparison::from_row)?,
         }))
     }
-}
-
-fn write(
-    connection: &Connection,
-    record: &Record,
-    plan_json: Option<&str>,
-) -> rusqlite::Result<()> {
-    let run_id = record.run.run_id.as_str();
-    let columns = Run::COLUMNS.join(", ");
-    let marks = vec!["?"; Run::COLUMNS.len()].join(", ");
-    connection
-        .execute(&format!("INSERT INTO run ({columns}) VALUES ({marks})"), &*record.run.values())?;
-    add(connection, "conditions", run_id, Conditions::COLUMNS, record.conditions.values())?;
-    add(connection, "load", run_id, Load::COLUMNS, record.load.values())?;
-    add(connection, "quality", run_id, Quality::COLUMNS, record.quality.values())?;
-    if let Some(failure) = &record.failure {
-        add(connection, "failure", run_id, Failure::COLUMNS, failure.values())?;
-    }
-    for (position, finding) in record.findings.iter().enumerate() {
-        connection.execute(
-            "INSERT INTO finding (run_id, position, code, text) VALUES (?1, ?2, ?3, ?4)",
-            rusqlite::params![run_id, position, finding.code, finding.text],
-        )?;
-    }
-    for verdict in &record.verdicts {
-        add(connection, "verdict", run_id, Verdict::COLUMNS, verdict.values())?;
-    }
-    for comparison in &record.comparisons {
-        add(connection, "comparison", run_id, Comparison::COLUMNS, comparison.values())?;
-    }
-    if let (Some(plan_id), Some(json)) = (&record.load.plan_id, plan_json) {
-        // The same plan, carried out again.
-        connection.execute(
-            "INSERT INTO plan (plan_id, json) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
-            [plan_id.as_str(), json],
-        )?;
-    }
-    Ok(())
-}
-
-/// Adds a row of a run.
-fn add(
-    connection: &Connection,
-    table: &str,
-    run_id: &str,
-    columns: &[&str],
-    values: Vec<&dyn ToSql>,
-) -> rusqlite::Result<()> {
-    let mut all: Vec<&dyn ToSql> = vec![&run_id];
-    all.extend(values);
-    let (names, marks) = (columns.join(", "), vec!["?"; all.len()].join(", "));
-    let sql = format!("INSERT INTO {table} (run_id, {names}) VALUES ({marks})");
-    connection.execute(&sql, &*all).map(drop)
 }
 
 /// Makes a folder that only its owner can look into, since prompts are nobody else's business.

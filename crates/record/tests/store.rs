@@ -15,6 +15,9 @@ use plimsoll_record::{
 /// Where the child writes that a kill ends.
 const CHILD: &str = "PLIMSOLL_TEST_CHILD_STORE";
 
+/// How many records the child writes.
+const COUNT: &str = "PLIMSOLL_TEST_CHILD_COUNT";
+
 /// A record with something in every table, that says in two tables which one it is.
 fn record(number: u64) -> Record {
     let now = SystemTime::now();
@@ -157,20 +160,22 @@ fn runs_are_named_by_any_part_that_is_theirs_alone() {
     }
 }
 
-/// Writes records for ever; a test kills it.
+/// Writes records; a test may kill it.
 #[test]
 fn child_that_writes() {
     let Some(path) = std::env::var_os(CHILD) else { return };
     let mut store = Store::open(Path::new(&path)).unwrap();
-    for number in 0.. {
+    let count: u64 = std::env::var(COUNT).unwrap().parse().unwrap();
+    for number in 0..count {
         store.insert(&record(number), Some(&"x".repeat(5000))).unwrap();
     }
 }
 
-fn start_child(path: &Path) -> std::process::Child {
+fn start_child(path: &Path, count: u64) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_writes", "--nocapture"])
         .env(CHILD, path)
+        .env(COUNT, count.to_string())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -185,7 +190,7 @@ fn a_kill_leaves_every_record_whole_or_absent() {
     let mut slowest = Duration::ZERO;
     let mut state = 12_345u64;
     for _ in 0..kills {
-        let mut child = start_child(&path);
+        let mut child = start_child(&path, u64::MAX);
         // From before the store is made to some dozens of records into it.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_micros((state >> 33) % 60_000));
@@ -219,18 +224,17 @@ fn processes_that_write_at_once_all_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new/folder/records.db");
     // The store does not exist yet: making it is part of the race.
-    let mut children: Vec<_> = (0..4).map(|_| start_child(&path)).collect();
-    std::thread::sleep(Duration::from_millis(700));
-    for child in &mut children {
-        assert_eq!(child.try_wait().unwrap(), None, "a writer failed");
-        child.kill().unwrap();
-        child.wait().unwrap();
+    const RECORDS: u64 = 20;
+    let children: Vec<_> = (0..4).map(|_| start_child(&path, RECORDS)).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success(), "a writer failed");
     }
     let store = Store::open(&path).unwrap();
     let all = store.newest(Filter::default()).unwrap();
-    // Each counts from 0: as many as wrote have a record 0.
-    let writers = all.iter().filter(|record| record.load.peak_vram == Some(0)).count();
-    assert_eq!(writers, 4, "of {} records", all.len());
+    for number in 0..RECORDS {
+        let written = all.iter().filter(|record| record.load.peak_vram == Some(number)).count();
+        assert_eq!(written, 4, "record {number} of {}", all.len());
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fields::Json;
-use crate::record::{Comparison, Failure, Finding, Verdict};
+use crate::record::{Comparison, Conditions, Failure, Finding, Verdict};
 use crate::words::{FindingCode, Resource, Stage, Status};
 use crate::{axes, gates};
 
@@ -294,6 +294,27 @@ fn short_ram_is_neither_short_vram_nor_slow() {
     let trial = try_next(&record, &Criteria::default(), &[], less).unwrap();
     is_sound(&record, &trial, Signal::RamShort, Axis::Offload);
     assert_eq!(trial.change.unwrap().set, [("offload_mode", "sequential".to_owned())]);
+}
+
+#[test]
+fn short_ram_takes_a_step_that_is_worth_a_trial() {
+    let mut record = short(Resource::Ram, Stage::Load, 10);
+    // A tenth less by placement says little; a picture that halves the need does.
+    let little = |change: Option<&Change>| {
+        let peak = match change.map(|change| (change.axis, change.set[0].1.as_str())) {
+            None => 200,
+            Some((Axis::InputSize, width)) => width.parse::<u64>().unwrap() * 200 / 128,
+            Some(_) => 180,
+        };
+        Some(Expected { fits: true, peak_vram: Some(peak), seconds: None })
+    };
+    record.failure.as_mut().unwrap().available_bytes = None;
+    let trial = try_next(&record, &Criteria::default(), &[], little).unwrap();
+    is_sound(&record, &trial, Signal::RamShort, Axis::InputSize);
+    assert_eq!(trial.change.unwrap().set[0].1, "64");
+    record.failure.as_mut().unwrap().available_bytes = Some(185);
+    let trial = try_next(&record, &Criteria::default(), &[], little).unwrap();
+    is_sound(&record, &trial, Signal::RamShort, Axis::Offload);
 }
 
 #[test]
