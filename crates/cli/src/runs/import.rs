@@ -1,6 +1,6 @@
 //! `plimsoll runs import`: records of other software, taken over whole or not at all.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use plimsoll_record::import::{self, Format};
@@ -13,16 +13,23 @@ use crate::runs::table::{self, Table};
 use crate::runs::view;
 
 pub(crate) fn run(
-    store: &mut Store,
+    store: &Path,
     format: FormatArgs,
     files: &[PathBuf],
     is_partial: bool,
 ) -> Result<(), Failure> {
-    let mut records = Vec::new();
+    // A store is made only for what can be taken over.
+    let mut read = Vec::new();
     for path in files {
         let name = path.display().to_string();
         let text = view::read(path)?;
-        for mut record in import::read(&name, &text, Format::of_name(&name), is_partial)? {
+        let found = import::read(&name, &text, Format::of_name(&name), is_partial)?;
+        read.push((name, found));
+    }
+    let mut store = Store::open(store)?;
+    let mut records = Vec::new();
+    for (name, found) in read {
+        for mut record in found {
             let now = SystemTime::now();
             if record.run.run_id.is_empty() {
                 record.run.run_id = new_run_id(now);
@@ -41,7 +48,7 @@ pub(crate) fn run(
             if in_store || in_files {
                 let place = if in_store { "in the store" } else { "in the files" };
                 let faults = vec![format!("run_id {id:?} is {place} already")];
-                return Err(RecordError::Faults { source_name: name, faults }.into());
+                return Err(RecordError::Faults { source_name: name.clone(), faults }.into());
             }
             records.push(record);
         }

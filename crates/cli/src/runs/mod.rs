@@ -24,8 +24,6 @@ mod tree;
 mod trial;
 mod view;
 
-use plimsoll_record::Store;
-
 pub(crate) use draft::Draft;
 pub(crate) use recorder::Recorder;
 
@@ -66,7 +64,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
             trial::run(&mut view::store_to_change(args)?, &criteria, format, run, &wanted)
         }
         RunsVerb::Import { files, partial } => {
-            import::run(&mut Store::open(&view::store_path(args)?)?, format, files, *partial)
+            import::run(&view::store_path(args)?, format, files, *partial)
         }
     }
 }
