@@ -12,6 +12,7 @@
 //! | `curve` | seconds for every line, and what binds |
 //! | `host` | host memory, and when the disk binds |
 //! | `advice` | what to change where it does not fit, what more memory buys where it does |
+//! | `picture` | the lanes of a step, memory over the run, the curve, as SVG |
 //! | `exact` | the questions of the rules of thumb, answered by plans |
 //!
 //! Every figure comes out of the planner that makes the plans of runs; this room only asks it.
@@ -32,6 +33,7 @@ mod host;
 mod machines;
 mod models;
 mod outcome;
+mod picture;
 mod strategies;
 pub mod thumb;
 
@@ -45,4 +47,5 @@ pub use models::{
     Architecture, Ask, Codings, ComponentRow, KnownModel, NAMES, Recipe, components, known,
 };
 pub use outcome::{Outcome, outcome, planned};
+pub use picture::{curve_svg, timeline_svg};
 pub use strategies::{Quality, StrategyRow, recommend, strategies};

@@ -46,15 +46,22 @@ pub(crate) struct ForecastArgs {
     /// Show the field's strategies and ours side by side
     #[arg(long)]
     pub(crate) strategies: bool,
-    /// Show seconds for lines from the smallest to all resident [default: 50 of them]
-    #[arg(long, value_name = "LINES", num_args = 0..=1, default_missing_value = "50")]
-    pub(crate) curve: Option<usize>,
+    /// Show seconds for lines from the smallest to all resident: so many, or as a drawing
+    #[arg(long, value_name = "LINES|OUT.svg", num_args = 0..=1, default_missing_value = "50")]
+    pub(crate) curve: Option<CurveArg>,
+    /// Draw the lanes of a step and the memory of the run
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) timeline: Option<PathBuf>,
 }
 
 impl ForecastArgs {
     /// Whether anything here was asked for.
     pub(crate) fn is_asked(&self) -> bool {
-        self.gpu.is_some() || self.machine.is_some() || self.strategies || self.curve.is_some()
+        self.gpu.is_some()
+            || self.machine.is_some()
+            || self.strategies
+            || self.curve.is_some()
+            || self.timeline.is_some()
     }
 }
 
@@ -111,6 +118,25 @@ impl FromStr for SizeArg {
                 let text: plimsoll_plan::LineError = error;
                 Err(text.to_string().replacen("line ", "", 1))
             }
+        }
+    }
+}
+
+/// A number of lines, or a file.
+#[derive(Clone, Debug)]
+pub(crate) enum CurveArg {
+    Lines(usize),
+    File(PathBuf),
+}
+
+impl FromStr for CurveArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(lines @ 2..=1_000) => Ok(Self::Lines(lines)),
+            Err(_) if text.ends_with(".svg") => Ok(Self::File(PathBuf::from(text))),
+            _ => Err("expected 2 to 1000 lines, or a file OUT.svg".to_owned()),
         }
     }
 }

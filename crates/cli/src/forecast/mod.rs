@@ -16,9 +16,14 @@ use serde_json::json;
 
 pub(crate) use thumb::run as ledger;
 
+use args::CurveArg;
+
 use crate::args::{KernelsName, PlanArgs};
 use crate::failure::Failure;
 use crate::out;
+
+/// Lines of a curve that is drawn.
+const CURVE_LINES: usize = 50;
 
 /// All that is told of a run by name.
 struct Told {
@@ -67,13 +72,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         Vec::new()
     };
-    let drawn = match args.forecast.curve {
-        Some(count) if !(2..=1_000).contains(&count) => {
-            return Err(Failure::Usage(format!("--curve is {count}, expected 2 to 1000 lines")));
-        }
-        Some(count) => Some(curve(&recipe, &machine, !host.is_cached, count)?),
+    let drawn = match &args.forecast.curve {
+        Some(CurveArg::Lines(count)) => Some(curve(&recipe, &machine, !host.is_cached, *count)?),
+        Some(CurveArg::File(_)) => Some(curve(&recipe, &machine, !host.is_cached, CURVE_LINES)?),
         None => None,
     };
+    let title = format!("{} on {}", model.name, machine.name());
+    if let (Some(CurveArg::File(path)), Some(drawn)) = (&args.forecast.curve, &drawn) {
+        write(path, &plimsoll_ledger::curve_svg(drawn, &title))?;
+    }
+    if let Some(path) = &args.forecast.timeline {
+        write(path, &plimsoll_ledger::timeline_svg(&recipe.graph, &plan, &machine, &title))?;
+    }
     let verdict = match request.offload {
         Offload::Auto => Some(advise(&model, &ask, &machine, line)?),
         _ => None,
@@ -90,7 +100,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         host,
         verdict,
         strategies: rows,
-        curve: drawn,
+        // What was drawn is not listed as well.
+        curve: drawn.filter(|_| matches!(args.forecast.curve, Some(CurveArg::Lines(_)))),
         machine,
     };
     if args.run.json { out::result(&told.json()) } else { out::result(&told.text()) }
@@ -211,6 +222,11 @@ fn measured(
         band: None,
         bus: bus.unwrap_or("measured").to_owned(),
     })
+}
+
+fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text)
+        .map_err(|cause| Failure::Write { path: path.display().to_string(), cause })
 }
 
 impl Told {
