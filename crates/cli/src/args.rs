@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plimsoll_graph::DType;
 use plimsoll_pipeline::NoiseSource;
 use plimsoll_plan::{Line, Offload};
 
+use crate::dtypes::DTypes;
 use crate::forecast::args::{ForecastArgs, LedgerArgs};
 use crate::runs::args::{RecordArgs, RunsArgs};
 
@@ -35,6 +35,8 @@ pub(crate) enum Verb {
     Probe(ProbeArgs),
     /// Read, judge, repeat and continue the recorded runs
     Runs(RunsArgs),
+    /// Write a folder whose weights lie in the order in which they are streamed, in fp8 where asked
+    Pack(PackArgs),
     /// Write a full-size checkpoint of random weights, to measure without the real ones
     Synth(SynthArgs),
 }
@@ -77,9 +79,10 @@ pub(crate) struct RunArgs {
     /// Which kernels a card runs: auto (libraries where they are found), or own (the driver alone)
     #[arg(long, value_enum, default_value_t = KernelsName::Auto)]
     pub(crate) kernels: KernelsName,
-    /// Dtype of activations; sums are always f32
-    #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
-    pub(crate) dtype: DTypeName,
+    /// Dtype of activations (bf16 or f32; sums are always f32), and what components are stored as:
+    /// transformer=fp8 for a packed folder
+    #[arg(long, value_name = "DTYPE|COMPONENT=DTYPE,...", default_value = "bf16")]
+    pub(crate) dtype: DTypes,
     /// How weights reach the device
     #[arg(long, value_enum, default_value_t = OffloadName::Auto)]
     pub(crate) offload: OffloadName,
@@ -180,6 +183,25 @@ pub(crate) struct ProbeArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct PackArgs {
+    /// Pipeline folder, or `demo`
+    #[arg(long, value_name = "demo|PATH")]
+    pub(crate) model: String,
+    /// Transformer from a single file (BFL or diffusers names) in place of the folder's own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) transformer: Option<PathBuf>,
+    /// Folder that is written; it must be empty or absent, and not in the model's
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// What components are stored as: transformer=fp8, COMPONENT=bf16, or bf16 for all [default: as they are]
+    #[arg(long, value_name = "COMPONENT=DTYPE,...")]
+    pub(crate) dtype: Option<DTypes>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct SynthArgs {
     /// Model whose shapes are taken: flux.1-dev or flux.1-schnell (33 GB either)
     #[arg(long, value_name = "NAME", default_value = "flux.1-dev")]
@@ -236,21 +258,6 @@ impl FromStr for DeviceName {
 pub(crate) enum KernelsName {
     Auto,
     Own,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeName {
-    Bf16,
-    F32,
-}
-
-impl DTypeName {
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::Bf16 => DType::BF16,
-            Self::F32 => DType::F32,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod demo;
+mod dtypes;
 mod executor;
 mod failure;
 mod forecast;
@@ -16,6 +17,7 @@ mod inspect;
 mod interrupt;
 mod model;
 mod out;
+mod pack;
 mod plan;
 mod probe;
 mod progress;
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(&args),
         Verb::Probe(args) => probe::run(&args),
         Verb::Runs(args) => runs::run(&args),
+        Verb::Pack(args) => pack::run(&args),
         Verb::Synth(args) => synth::run(&args),
     });
     match done {

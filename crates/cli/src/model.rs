@@ -1,28 +1,36 @@
 //! Which model a name means.
 
+use std::path::Path;
+
 use plimsoll_models::FluxModel;
 use plimsoll_pipeline::Assembled;
 
 use crate::args::RunArgs;
-use crate::demo;
 use crate::failure::Failure;
+use crate::{demo, dtypes};
+
+/// The pipeline of a run, which is stored as its `--dtype` says.
+pub(crate) fn open(args: &RunArgs) -> Result<Assembled, Failure> {
+    let assembled = open_named(&args.model, args.transformer.as_deref())?;
+    dtypes::check(args, &assembled)?;
+    Ok(assembled)
+}
 
 /// The pipeline that `--model` and `--transformer` name.
-pub(crate) fn open(args: &RunArgs) -> Result<Assembled, Failure> {
-    let mut assembled = if args.model == "demo" {
+pub(crate) fn open_named(model: &str, transformer: Option<&Path>) -> Result<Assembled, Failure> {
+    let mut assembled = if model == "demo" {
         if demo::FILES.is_empty() {
             let what = "this build carries no demo model: give its folder, --model demo/model";
             return Err(Failure::Usage(what.to_owned()));
         }
         Assembled::open_embedded(demo::FILES)?
-    } else if known(&args.model).is_some() {
-        let what =
-            format!("{} is known by its shapes only: give a folder with weights", args.model);
+    } else if known(model).is_some() {
+        let what = format!("{model} is known by its shapes only: give a folder with weights");
         return Err(Failure::Usage(what));
     } else {
-        Assembled::open_folder(&args.model)?
+        Assembled::open_folder(model)?
     };
-    if let Some(path) = &args.transformer {
+    if let Some(path) = transformer {
         assembled.replace_transformer(path)?;
     }
     Ok(assembled)

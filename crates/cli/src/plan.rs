@@ -1,11 +1,13 @@
 //! `plimsoll plan`: bytes and seconds before anything runs.
 
+use plimsoll_graph::Graph;
 use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_pipeline::{Defaults, PipelineError, Planned};
 use plimsoll_plan::{Machine, explain};
 use serde_json::json;
 
 use crate::args::{PlanArgs, RunArgs};
+use crate::dtypes::DTypes;
 use crate::executor::Executor;
 use crate::failure::Failure;
 use crate::{forecast, model, out, request};
@@ -25,7 +27,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(model) => {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);
-            let graph = shapes(&model, &request.run)?;
+            let graph = shapes(&model, &request.run, &args.dtype)?;
             let machine = executor.machine(args, &graph)?;
             let asked = plimsoll_plan::Request {
                 line: request.line,
@@ -74,9 +76,9 @@ fn print(
     }
 }
 
-/// The graph of a published model in its published dtype.
-fn shapes(model: &FluxModel, run: &FluxRun) -> Result<plimsoll_graph::Graph, PipelineError> {
-    Ok(model.graph(run, &|_, _| plimsoll_graph::DType::BF16)?)
+/// The graph of a published model in its published dtype, or as it would be packed.
+fn shapes(model: &FluxModel, run: &FluxRun, dtypes: &DTypes) -> Result<Graph, PipelineError> {
+    Ok(model.graph(run, &|component, entry| dtypes.of_shapes(component, entry))?)
 }
 
 fn published_defaults(name: &str, model: &FluxModel) -> Defaults {

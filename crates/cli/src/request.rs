@@ -15,7 +15,7 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
             steps: args.steps.unwrap_or(defaults.steps),
             samples: args.count,
             text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
-            dtype: args.dtype.dtype(),
+            dtype: args.dtype.run(),
             hoist: args.hoist.is_on(),
         },
         line: args.vram.0,

@@ -248,3 +248,148 @@ fn an_interrupt_at_any_moment_leaves_no_partial_file() {
     }
     assert!(cancelled > 4, "only {cancelled} of 24 were interrupted");
 }
+
+/// A `pack` of the demo model's folder; its folder.
+fn packed(folder: &Folder, name: &str, more: &[&str]) -> String {
+    let (model, output) = (demo(), folder.0.path().join(name).display().to_string());
+    let mut all = vec!["pack", "--model", &model, "-o", &output, "--json"];
+    all.extend(more);
+    let output_of = folder.run(&all);
+    let errors = String::from_utf8_lossy(&output_of.stderr).into_owned();
+    assert!(output_of.status.success(), "{more:?}: {errors}");
+    let json: Value = serde_json::from_slice(&output_of.stdout).unwrap();
+    assert!(number(&json, &["bytes"]) > 0);
+    output
+}
+
+#[test]
+fn a_packed_folder_runs_with_the_same_bits_under_the_same_plan() {
+    let folder = Folder::new();
+    let plain = folder.generate(&["--vram", "12MiB", "-o", "plain.png"]);
+    let packed = packed(&folder, "packed", &[]);
+    let output = folder.run(&[
+        "generate",
+        PROMPT,
+        "--model",
+        &packed,
+        "--vram",
+        "12MiB",
+        "-o",
+        "packed.png",
+        "--json",
+    ]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for key in ["plan_id", "latent_sha256", "image_sha256", "predicted"] {
+        assert_eq!(json[key], plain[key], "{key}");
+    }
+    for key in ["vram_peak_bytes", "copied_bytes"] {
+        assert_eq!(json["measured"][key], plain["measured"][key], "{key}");
+    }
+    // Nothing beside what was asked for.
+    assert_eq!(folder.files(), ["packed", "packed.png", "plain.png"]);
+}
+
+#[test]
+fn fp8_is_packed_inspected_and_run() {
+    let folder = Folder::new();
+    let narrow = packed(&folder, "narrow", &["--dtype", "transformer=fp8"]);
+    let output = folder.run(&["inspect", &narrow, "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["refusal"].is_null(), "{report}");
+    let components = report["components"].as_array().unwrap();
+    let transformer = components.iter().find(|part| part["name"] == "transformer").unwrap();
+    assert_eq!(transformer["layout"], "packed");
+    assert_eq!(number(transformer, &["parameters"]), 10_046_016);
+    let dtypes = transformer["dtypes"].as_array().unwrap();
+    assert_eq!(dtypes[0]["dtype"], "F8_E4M3", "{dtypes:?}");
+
+    let run = |more: &[&str]| {
+        let mut all = vec!["generate", PROMPT, "--model", &narrow, "--json", "-o", "narrow.png"];
+        all.extend(more);
+        let output = folder.run(&all);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let tight = run(&["--vram", "min", "--dtype", "transformer=fp8"]);
+    let loose = run(&["--vram", "max"]);
+    assert_eq!(tight["latent_sha256"], loose["latent_sha256"]);
+    let plain = folder.generate(&["--vram", "min", "-o", "plain.png"]);
+    assert_ne!(plain["latent_sha256"], tight["latent_sha256"]);
+    let (narrow_line, line) =
+        (number(&tight, &["vram_line_bytes"]), number(&plain, &["vram_line_bytes"]));
+    assert!(narrow_line <= line, "{narrow_line} and {line} bytes");
+
+    let refused =
+        folder.run(&["generate", PROMPT, "--model", &narrow, "--dtype", "transformer=bf16"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("packed from"));
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused_and_leaves_nothing() {
+    refused_run(&["--dtype", "transformer=fp8"], 2, "pack --model");
+    refused_run(&["--dtype", "vae=fp8"], 2, "stays bf16");
+    let model = demo();
+    let inside = format!("{model}/packed");
+    refused(&["pack", "--model", &model, "-o", &inside], 2, "lies in the model's folder");
+    refused(&["pack", "--model", &model, "-o", &model], 2, "is not empty");
+    refused(&["pack", "--model", &model, "-o", "out", "--dtype", "f32"], 2, "f32 is not packed");
+    refused(&["pack", "--model", "flux.1-dev", "-o", "out"], 2, "known by its shapes only");
+    refused(&["pack", "--model", "nothing", "-o", "out"], 4, "nothing");
+    assert!(!Path::new(&inside).exists());
+    // A file system without room.
+    #[cfg(target_os = "linux")]
+    refused(&["pack", "--model", &model, "-o", "/proc/packed"], 5, "0 are free there");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_stopped_pack_leaves_nothing() {
+    let folder = Folder::new();
+    let model = demo();
+    for wait in [0, 5, 20, 60] {
+        let mut child = folder
+            .command(&["pack", "--model", &model, "-o", "out", "--dtype", "transformer=fp8"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(killed.unwrap().success());
+        let status = child.wait().unwrap();
+        let left = folder.files();
+        // Before its handler is there the signal ends it; after the last byte it is done.
+        match status.code() {
+            Some(0) => {
+                assert_eq!(left, ["out"]);
+                std::fs::remove_dir_all(folder.0.path().join("out")).unwrap();
+            }
+            Some(130) | None => assert_eq!(left, [""; 0], "{wait} ms"),
+            other => panic!("{other:?} after {wait} ms"),
+        }
+    }
+}
+
+#[test]
+fn flux_is_planned_in_fp8_from_its_shapes() {
+    let folder = Folder::new();
+    let plan = |more: &[&str]| {
+        let mut all = vec!["plan", "--model", "flux.1-dev", "--device", "sim", "--json"];
+        all.extend(more);
+        let output = folder.run(&all);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let of = |line: &str, dtype: &str| {
+        plan(&["--vram", line, "--offload", "sequential", "--dtype", dtype])
+    };
+    let streamed = |dtype: &str| number(&of("min", dtype), &["predicted", "copied_bytes_per_step"]);
+    assert!(streamed("transformer=fp8") * 1000 < streamed("bf16") * 502);
+    // The line from which on nothing is streamed. The smallest one is the decoder's, or the text encoder's.
+    let line = |dtype: &str| {
+        let json = plan(&["--vram", "max", "--dtype", dtype]);
+        assert_eq!(number(&json, &["predicted", "copied_bytes_per_step"]), 0);
+        number(&json, &["vram_line_bytes"])
+    };
+    assert!(line("transformer=fp8") * 100 < line("bf16") * 54);
+}

@@ -18,6 +18,7 @@ macro_rules! cubins {
             cubins!(@one $arch, "attention"),
             cubins!(@one $arch, "conv"),
             cubins!(@one $arch, "gemm"),
+            cubins!(@one $arch, "light_f8"),
             cubins!(@one $arch, "light_map"),
             cubins!(@one $arch, "light_group_norm"),
             cubins!(@one $arch, "light_norm"),

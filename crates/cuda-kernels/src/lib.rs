@@ -22,7 +22,7 @@ mod task;
 mod variant;
 
 pub use arch::{Arch, Cubin};
-pub use lower::{tasks, workspace_bytes};
+pub use lower::{tasks, unpacked_bytes, workspace_bytes};
 pub use shape::{Shape, bound_shapes, graph_shapes};
 pub use task::{
     Arg, AttentionBackend, Backends, Gemm, GemmActivation, GemmBackend, Launch, Matrix, Sdpa, Task,

@@ -9,6 +9,7 @@ use plimsoll_cuda_kernels::{
 };
 use plimsoll_device::{BoundOp, Mat};
 use plimsoll_graph::{DType, Graph, Op, OpKind, RowSelect};
+use plimsoll_models::flux::is_block_matrix;
 use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::Region;
 
@@ -17,9 +18,13 @@ const LIBRARIES: Backends =
     Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
 
 fn flux(dtype: DType) -> Graph {
+    flux_of(dtype, &|_, _| dtype)
+}
+
+fn flux_of(dtype: DType, weights: &dyn Fn(&str, &str) -> DType) -> Graph {
     let (width, height, steps, samples) = (1024, 1024, 4, 1);
     let run = FluxRun { width, height, steps, samples, text_tokens: 512, dtype, hoist: true };
-    FluxModel::dev().graph(&run, &|_, _| dtype).expect("FLUX.1-dev")
+    FluxModel::dev().graph(&run, weights).expect("FLUX.1-dev")
 }
 
 /// An op with each tensor and weight in a place of its own.
@@ -91,6 +96,21 @@ fn own_kernels_are_the_fast_ones() {
     assert_eq!(found["conv_128x16"], 1);
     // The decoder's attention: a band of 1024 x 16384 scores, and its turned values.
     assert_eq!(scratch, (64 << 20) + 512 * 16384 * 2);
+}
+
+#[test]
+fn eight_bit_weights_are_unpacked_for_the_same_kernels() {
+    let narrow = |component: &str, entry: &str| {
+        if is_block_matrix(component, entry) { DType::F8E4M3 } else { DType::BF16 }
+    };
+    for backends in [OWN, LIBRARIES] {
+        let (plain, _) = census(&flux(DType::BF16), backends);
+        let (mut found, scratch) = census(&flux_of(DType::BF16, &narrow), backends);
+        assert_eq!(found.remove("unpack_f8_16"), Some(19 * 8 + 38 * 3));
+        assert_eq!(found, plain);
+        // The widest weight in bf16, before what a library's product asks for behind it.
+        assert!(scratch >= 2 * 3072 * 15360, "{scratch}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A card as a planner sees it.
 
-use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, graph_shapes, workspace_bytes};
+use plimsoll_cuda_kernels::{
+    Arch, AttentionBackend, Backends, graph_shapes, unpacked_bytes, workspace_bytes,
+};
 use plimsoll_graph::{Activation, Graph, Op, OpKind, Residual};
 use plimsoll_plan::Machine;
 use sha2::{Digest, Sha256};
@@ -107,13 +109,17 @@ impl Machine for CudaMachine {
         let (launches, seconds) = match &op.kind {
             OpKind::Linear { x, activation, residual, out, .. } => {
                 // A library's product asks for scratch; what asks for none is an own kernel's, all of it.
-                let is_library = self.workspace_bytes(graph, op) > 0;
+                let unpacked = unpacked_bytes(&graph_shapes(graph, op));
+                let is_library = self.workspace_bytes(graph, op) > unpacked;
                 let rate = self.rates(is_library).gemm_flops_per_second(x.rows);
                 let product = (flops / rate).max(self.moved(bytes));
                 let after = if is_library { passes(*activation, residual.as_ref()) } else { 0.0 };
                 let width = graph.tensor(out.tensor).dtype.bytes();
                 let passed = (out.rows * out.cols * width) as f64 * after;
-                (if after > 0.0 { 2 } else { 1 }, product + self.moved(passed))
+                // One byte is read and two are written.
+                let unpacking = self.moved(unpacked as f64 * 1.5);
+                let launches = 1 + u32::from(after > 0.0) + u32::from(unpacked > 0);
+                (launches, product + self.moved(passed) + unpacking)
             }
             OpKind::Attention { q, k, heads, causal, bias, .. } => {
                 let is_whole = matches!(q.cols / (*heads).max(1), 64 | 128);

@@ -50,6 +50,7 @@ fn a_run_takes_nothing_from_the_heap() {
         OpKind::Linear {
             x: x.mat,
             weight: square.mat,
+            weight_scale: None,
             bias: Some(vector.mat),
             activation: Activation::Silu,
             residual: None,

@@ -54,7 +54,13 @@ fn time(kind: OpKind<Mat, Mat>, layout: &Layout, workers: usize, budget: f64) ->
         target_dtype: DType::F32,
     };
     let target = Region { offset: 0, bytes: layout.end };
-    let copy = BoundCopy { name: "operands".to_owned(), segments: vec![segment], target, uses: 1 };
+    let copy = BoundCopy {
+        name: "operands".to_owned(),
+        segments: vec![segment],
+        filler_bytes: 0,
+        target,
+        uses: 1,
+    };
     let program =
         Program { ops: vec![op], copies: vec![copy], mark_count: most + 1, ..Program::default() };
     let mut marks = Vec::new();
@@ -156,6 +162,7 @@ fn linears(act: DType, tag: &str, report: Report<'_>) {
         let kind = OpKind::Linear {
             x,
             weight,
+            weight_scale: None,
             bias: Some(vector),
             activation: if gated { Activation::None } else { Activation::GeluTanh },
             residual: gated.then_some(Residual { base: out, gate: Some(vector) }),

@@ -45,6 +45,8 @@ pub enum HostDType {
     BF16,
     /// Indices.
     U32,
+    /// 8-bit float, for [`DType::F8E4M3`] and for nothing else: it is never cast.
+    F8E4M3,
 }
 
 impl HostDType {
@@ -53,6 +55,7 @@ impl HostDType {
         match self {
             Self::F32 | Self::U32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 => 1,
         }
     }
 }
@@ -70,6 +73,31 @@ pub struct Segment<'h> {
     pub target_dtype: DType,
 }
 
+impl<'h> Segment<'h> {
+    /// Bytes that arrive as they are, whatever their elements: several weights in one run, with what lies between
+    /// them.
+    pub fn of_bytes(source: &'h [u8], target: u64) -> Self {
+        // Elements of one byte, which are never cast.
+        Self { source, source_dtype: HostDType::F8E4M3, target, target_dtype: DType::F8E4M3 }
+    }
+
+    /// Whether the copy moves bytes as they are.
+    pub fn is_plain(&self) -> bool {
+        is_plain(self.source_dtype, self.target_dtype)
+    }
+}
+
+/// Whether a copy from one element type to the other moves bytes as they are.
+pub fn is_plain(source: HostDType, target: DType) -> bool {
+    matches!(
+        (source, target),
+        (HostDType::F32, DType::F32)
+            | (HostDType::BF16, DType::BF16)
+            | (HostDType::U32, DType::U32)
+            | (HostDType::F8E4M3, DType::F8E4M3)
+    )
+}
+
 /// A unit's weights on their way to a slot.
 #[derive(Clone, Debug)]
 pub struct BoundCopy<'h> {
@@ -77,6 +105,8 @@ pub struct BoundCopy<'h> {
     pub name: String,
     /// Ranges, in ascending order of their target.
     pub segments: Vec<Segment<'h>>,
+    /// Bytes in the segments that lie between weights and belong to none; they are not counted as copied.
+    pub filler_bytes: u64,
     /// The whole slot range that this copy owns (padding between segments included).
     pub target: Region,
     /// How often the run carries it out: whether it is worth preparing its source.

@@ -19,5 +19,5 @@ pub use plimsoll_plan::Region;
 
 pub use contract::{
     BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, HostTable, Lane, Mat,
-    OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind,
+    OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind, is_plain,
 };

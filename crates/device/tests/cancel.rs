@@ -62,6 +62,7 @@ fn a_linear_layer_stops_between_tiles() {
         let kind = OpKind::Linear {
             x,
             weight,
+            weight_scale: None,
             bias: None,
             activation: Activation::None,
             residual: None,

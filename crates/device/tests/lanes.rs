@@ -64,6 +64,7 @@ impl Stream {
         OpKind::Linear {
             x: self.x[(at % 2) as usize],
             weight: mat(self.slot[(at % 2) as usize], SIDE, SIDE, DType::F32),
+            weight_scale: None,
             bias: None,
             activation: Activation::Silu,
             residual: None,

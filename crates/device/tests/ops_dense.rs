@@ -6,7 +6,9 @@
 mod common;
 
 use common::{Lab, Tensor};
+use plimsoll_device::Mat;
 use plimsoll_graph::{Activation, DType, OpKind, RelativeBias, Residual};
+use plimsoll_weights::{f8_decode, f8_scale};
 
 fn activated(activation: Activation, x: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
@@ -52,6 +54,7 @@ fn linear(case: &LinearCase, seed: u64) -> f64 {
     let kind = OpKind::Linear {
         x: x.cols(margin, k),
         weight: weight.mat,
+        weight_scale: None,
         bias: bias.as_ref().map(|bias| bias.mat),
         activation,
         residual: residual.map(|gated| Residual { base: view, gate: gated.then_some(gate.mat) }),
@@ -321,5 +324,82 @@ fn conv_is_right() {
                 seed += 1;
             }
         }
+    }
+}
+
+/// Rows of a weight in 8 bits with their scales, and what they are multiplied as.
+fn narrowed(lab: &mut Lab, n: u64, k: u64) -> (Tensor, Tensor, Tensor) {
+    let spread = 1.7 / (k as f64).sqrt();
+    let values = lab.random.values(n * k, spread, 0.0);
+    let rows: Vec<Vec<f32>> =
+        values.chunks(k as usize).map(|row| row.iter().map(|v| *v as f32).collect()).collect();
+    let scales: Vec<f32> = rows.iter().map(|row| f8_scale(row).unwrap()).collect();
+    let stored: Vec<f64> = rows
+        .iter()
+        .zip(&scales)
+        .flat_map(|(row, scale)| row.iter().map(move |v| f64::from(*v / *scale)))
+        .collect();
+    let weight = lab.tensor(n, k, DType::F8E4M3, stored);
+    let scale = lab.tensor(1, n, DType::F32, scales.iter().map(|s| f64::from(*s)).collect());
+    let unpacked = weight
+        .values
+        .iter()
+        .enumerate()
+        .map(|(at, value)| f64::from(*value as f32 * scales[at / k as usize]))
+        .collect();
+    let unpacked = lab.tensor(n, k, DType::BF16, unpacked);
+    (weight, scale, unpacked)
+}
+
+#[test]
+fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
+    for (rows, n, k) in [(1, 1, 1), (1, 300, 17), (17, 33, 65), (96, 192, 768), (200, 520, 800)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let mut lab = Lab::new(rows * 7 + n);
+            let x = lab.random(rows, k, dtype);
+            let (weight, scale, unpacked) = narrowed(&mut lab, n, k);
+            let bias = lab.random(1, n, DType::BF16);
+            let gate = lab.random(1, n, dtype);
+            let base = lab.random(rows, n, dtype);
+            let out = lab.empty(rows, n, dtype);
+            let kind = |weight: Mat, weight_scale: Option<Mat>| OpKind::Linear {
+                x: x.mat,
+                weight,
+                weight_scale,
+                bias: Some(bias.mat),
+                activation: Activation::GeluTanh,
+                residual: Some(Residual { base: base.mat, gate: Some(gate.mat) }),
+                out: out.mat,
+            };
+            let narrow = lab.run(kind(weight.mat, Some(scale.mat)), &out, 2);
+            let plain = lab.run(kind(unpacked.mat, None), &out, 1);
+            assert!(narrow.values.iter().all(|value| !value.is_nan()));
+            assert!(narrow.bytes == plain.bytes, "{rows}x{k} to {n}, {dtype:?}");
+        }
+    }
+}
+
+/// Every number there is, once in a row of its own.
+#[test]
+fn every_eight_bit_number_is_read_as_what_it_is() {
+    let mut lab = Lab::new(1);
+    let x = lab.tensor(1, 1, DType::F32, vec![1.0]);
+    let codes = (0..=255u8).map(|code| f64::from(f8_decode(code)));
+    let weight = lab.tensor(256, 1, DType::F8E4M3, codes.collect());
+    let scale = lab.tensor(1, 256, DType::F32, vec![0.5; 256]);
+    let out = lab.empty(1, 256, DType::F32);
+    let kind = OpKind::Linear {
+        x: x.mat,
+        weight: weight.mat,
+        weight_scale: Some(scale.mat),
+        bias: None,
+        activation: Activation::None,
+        residual: None,
+        out: out.mat,
+    };
+    let outcome = lab.run(kind, &out, 1);
+    for (code, found) in (0..=255u8).zip(outcome.values) {
+        let expected = f64::from(f8_decode(code)) * 0.5;
+        assert!(found == expected || (found.is_nan() && expected.is_nan()), "{code:#x}: {found}");
     }
 }

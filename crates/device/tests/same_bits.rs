@@ -51,12 +51,36 @@ fn a_row_of_a_linear_layer_stands_alone() {
                 check_rows(&what, &lab, &out, &counts, &|count| OpKind::Linear {
                     x: rows(x.mat, count),
                     weight: weight.mat,
+                    weight_scale: None,
                     bias: Some(bias.mat),
                     activation: Activation::GeluTanh,
                     residual: Some(Residual { base: rows(base.mat, count), gate: Some(gate.mat) }),
                     out: rows(out.mat, count),
                 });
             }
+        }
+    }
+}
+
+#[test]
+fn a_row_over_an_eight_bit_weight_stands_alone() {
+    for (n, k) in [(192, 192), (97, 383), (31, 769)] {
+        for dtype in TYPES {
+            let mut lab = Lab::new(n * 1000 + k);
+            let x = lab.random(300, k, dtype);
+            let weight = lab.random(n, k, DType::F8E4M3);
+            let scale = lab.random(1, n, DType::F32);
+            let out = lab.empty(300, n, dtype);
+            let what = format!("{k} to {n}, {dtype:?}, 8 bits");
+            check_rows(&what, &lab, &out, &[1, 2, 16, 17, 64, 96, 257], &|count| OpKind::Linear {
+                x: rows(x.mat, count),
+                weight: weight.mat,
+                weight_scale: Some(scale.mat),
+                bias: None,
+                activation: Activation::Silu,
+                residual: None,
+                out: rows(out.mat, count),
+            });
         }
     }
 }
@@ -157,6 +181,7 @@ fn workers_do_not_change_bits() {
         let linear = OpKind::Linear {
             x: x.mat,
             weight: square.mat,
+            weight_scale: None,
             bias: Some(vector.mat),
             activation: Activation::Silu,
             residual: None,

@@ -2,14 +2,13 @@
 
 use std::sync::Mutex;
 
-use plimsoll_device::{
-    BoundCopy, BoundOp, HostDType, HostTable, Mat, OutputBuffer, Program, Segment,
-};
+use plimsoll_device::{BoundCopy, BoundOp, HostDType, HostTable, Mat, OutputBuffer, Program};
 use plimsoll_graph::{Coding, Graph, Part, RowSelect, View, Weight, WeightId};
 use plimsoll_plan::{Load, Plan};
 use plimsoll_verify::Verified;
 
 use crate::ExecError;
+use crate::runs::{HostRun, Runs};
 
 /// A checkpoint tensor in host memory.
 #[derive(Clone, Debug)]
@@ -17,7 +16,7 @@ pub struct WeightBytes<'h> {
     /// Element type of the bytes.
     pub dtype: HostDType,
     /// Its runs of bytes, row-major one after the other.
-    pub pieces: Vec<&'h [u8]>,
+    pub pieces: Vec<HostRun<'h>>,
 }
 
 /// Where the bytes of checkpoint tensors are.
@@ -186,9 +185,8 @@ fn fetch<'h>(
     let bytes =
         source.bytes(component, &part.entry).ok_or_else(|| problem("is missing".to_owned()))?;
     let expected = part.shape.iter().product::<u64>() * bytes.dtype.bytes();
-    let found: u64 = bytes.pieces.iter().map(|piece| piece.len() as u64).sum();
-    let whole =
-        bytes.pieces.iter().all(|piece| (piece.len() as u64).is_multiple_of(bytes.dtype.bytes()));
+    let found: u64 = bytes.pieces.iter().map(HostRun::len).sum();
+    let whole = bytes.pieces.iter().all(|piece| piece.len().is_multiple_of(bytes.dtype.bytes()));
     if found != expected || !whole {
         return Err(problem(format!("{found} bytes in the file, expected {expected}")));
     }
@@ -202,25 +200,22 @@ fn bind_copy<'h>(
     source: &dyn WeightSource<'h>,
 ) -> Result<BoundCopy<'h>, ExecError> {
     let unit = &plan.units[load.unit as usize];
-    let mut segments = Vec::new();
+    let mut runs = Runs::default();
+    let end = load.region.end();
     for placed in &unit.weights {
         let weight: &Weight = graph.weight(placed.weight);
         let component = &graph.components[weight.component.index()].name;
         let mut target = load.region.offset + placed.offset;
         for part in &weight.parts {
             let bytes = fetch(component, part, source)?;
-            for piece in bytes.pieces {
-                segments.push(Segment {
-                    source: piece,
-                    source_dtype: bytes.dtype,
-                    target,
-                    target_dtype: weight.dtype,
-                });
-                target += piece.len() as u64 / bytes.dtype.bytes() * weight.dtype.bytes();
+            for run in bytes.pieces {
+                runs.add(run, [target, end], bytes.dtype, weight.dtype);
+                target += run.len() / bytes.dtype.bytes() * weight.dtype.bytes();
             }
         }
     }
-    Ok(BoundCopy { name: unit.name.clone(), segments, target: load.region, uses: 0 })
+    let (segments, filler_bytes) = runs.segments();
+    Ok(BoundCopy { name: unit.name.clone(), segments, filler_bytes, target: load.region, uses: 0 })
 }
 
 fn bind_table<'h>(
@@ -234,14 +229,13 @@ fn bind_table<'h>(
         unreachable!("the graph has checked that a table is a matrix")
     };
     let row_bytes = cols * bytes.dtype.bytes();
-    if let Some(piece) =
-        bytes.pieces.iter().find(|piece| !(piece.len() as u64).is_multiple_of(row_bytes))
-    {
+    if let Some(piece) = bytes.pieces.iter().find(|piece| !piece.len().is_multiple_of(row_bytes)) {
         let what = format!("a piece of {} bytes splits a row of {row_bytes}", piece.len());
         let entry = table.part.entry.clone();
         return Err(ExecError::Weight { component: component.clone(), entry, what });
     }
-    Ok(HostTable { pieces: bytes.pieces, dtype: bytes.dtype, rows, cols })
+    let pieces = bytes.pieces.iter().map(HostRun::bytes).collect();
+    Ok(HostTable { pieces, dtype: bytes.dtype, rows, cols })
 }
 
 /// A host buffer's size; what does not fit `usize` does not fit memory either.

@@ -13,7 +13,9 @@
 mod bind;
 mod error;
 mod run;
+mod runs;
 
 pub use bind::{WeightBytes, WeightSource, bind};
 pub use error::ExecError;
 pub use run::{Progress, Report, StageSeconds, run};
+pub use runs::HostRun;

@@ -3,6 +3,8 @@
 //! The builder only records. What each op depends on follows from its operands, so that hoisting needs no
 //! annotation in a model; a buffer that several ops fill piece by piece states its dependence itself.
 
+use std::collections::BTreeMap;
+
 use crate::graph::{
     Block, BlockId, Coding, Component, ComponentId, Dependence, Input, InputId, Output, OutputId,
     Part, PhaseKind, RowSelect, Table, TableId, Tensor, TensorId, View, Weight, WeightId,
@@ -24,8 +26,8 @@ pub struct PhaseSpec {
 /// Records a model.
 pub struct Builder<'a> {
     pub(crate) dtype: DType,
-    weight_dtype: &'a dyn Fn(&str, &str) -> DType,
-    coding: &'a dyn Fn(&str, &str) -> Coding,
+    pub(crate) weight_dtype: &'a dyn Fn(&str, &str) -> DType,
+    pub(crate) coding: &'a dyn Fn(&str, &str) -> Coding,
     pub(crate) components: Vec<Component>,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) weights: Vec<Weight>,
@@ -34,6 +36,8 @@ pub struct Builder<'a> {
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Vec<Output>,
     pub(crate) phases: Vec<PhaseSpec>,
+    /// The scales of weights that are stored in 8 bits.
+    pub(crate) scales: BTreeMap<WeightId, WeightId>,
     pub(crate) problem: Option<GraphError>,
 }
 
@@ -70,6 +74,7 @@ impl<'a> Builder<'a> {
             inputs: Vec::new(),
             outputs: Vec::new(),
             phases: Vec::new(),
+            scales: BTreeMap::new(),
             problem: None,
         }
     }
@@ -108,63 +113,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn fail(&mut self, what: &str) {
+    pub(crate) fn fail(&mut self, what: &str) {
         self.problem.get_or_insert(GraphError::Structure { what: what.to_owned() });
-    }
-
-    /// A weight of the present block made of checkpoint tensors laid one below the other.
-    ///
-    /// Each part is `(entry, shape)`; the first dimension counts rows, the others make up a row; a vector
-    /// is one row.
-    pub fn weight(&mut self, name: &str, parts: &[(String, Vec<u64>)]) -> WeightId {
-        let (mut rows, mut cols) = (0u64, 0u64);
-        for (entry, shape) in parts {
-            let (part_rows, part_cols) = match shape.as_slice() {
-                [] => (1, 1),
-                [n] => (1, *n),
-                [n, rest @ ..] => (*n, rest.iter().product()),
-            };
-            if shape.len() == 1 && parts.len() > 1 {
-                // Vectors laid side by side stay one row.
-                rows = 1;
-                cols += part_cols;
-            } else if cols != 0 && cols != part_cols {
-                self.fail(&format!("weight {name}: {entry} has other columns than the part above"));
-            } else {
-                rows += part_rows;
-                cols = part_cols;
-            }
-        }
-        let Some(block) = self.blocks.last() else {
-            self.fail("a weight before any block");
-            return WeightId(0);
-        };
-        let component = block.component;
-        let component_name = &self.components[component.index()].name;
-        let wide =
-            parts.iter().any(|(entry, _)| (self.weight_dtype)(component_name, entry) == DType::F32);
-        let weight = Weight {
-            name: format!("{component_name}.{}.{name}", block.name),
-            component,
-            parts: parts
-                .iter()
-                .map(|(entry, shape)| Part { entry: entry.clone(), shape: shape.clone() })
-                .collect(),
-            rows,
-            cols,
-            dtype: if wide { DType::F32 } else { DType::BF16 },
-            coding: if rows > 1 && cols > 1 {
-                (self.coding)(component_name, &block.name)
-            } else {
-                Coding::Plain
-            },
-        };
-        self.weights.push(weight);
-        let id = WeightId(index(self.weights.len() - 1));
-        if let Some(block) = self.blocks.last_mut() {
-            block.weights.push(id);
-        }
-        id
     }
 
     /// A new tensor, all of it.
@@ -354,7 +304,11 @@ impl<'a> Builder<'a> {
         residual: Option<Residual>,
         out: Value,
     ) {
-        self.push(name, OpKind::Linear { x, weight, bias, activation, residual, out });
+        let weight_scale = self.scales.get(&weight).copied();
+        self.push(
+            name,
+            OpKind::Linear { x, weight, weight_scale, bias, activation, residual, out },
+        );
     }
 
     /// Normalises rows.
@@ -479,6 +433,6 @@ impl<'a> Builder<'a> {
 
 /// Table positions are far below `u32::MAX`; a trace that is not would exhaust memory first.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
-fn index(position: usize) -> u32 {
+pub(crate) fn index(position: usize) -> u32 {
     position as u32
 }

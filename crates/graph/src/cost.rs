@@ -121,7 +121,36 @@ impl Op {
             let name = &graph.tensor(id).name;
             return Err(self.problem(format!("a view outside of tensor {name}")));
         }
+        self.check_stored(graph)?;
         self.check_operands(graph)
+    }
+
+    /// Nothing but the matrix of a linear layer is stored in 8 bits.
+    fn check_stored(&self, graph: &Graph) -> Result<(), GraphError> {
+        let matrix = match &self.kind {
+            OpKind::Linear { weight, .. } => Some(*weight),
+            _ => None,
+        };
+        let mut misplaced = None;
+        self.for_each_view(|view, _| {
+            let tensor = graph.tensor(view.tensor);
+            if tensor.dtype == DType::F8E4M3 {
+                misplaced.get_or_insert(&tensor.name);
+            }
+        });
+        self.for_each_weight(|id| {
+            let weight = graph.weight(*id);
+            if weight.dtype == DType::F8E4M3 && Some(*id) != matrix {
+                misplaced.get_or_insert(&weight.name);
+            }
+        });
+        match misplaced {
+            None => Ok(()),
+            Some(name) => Err(self.problem(format!(
+                "{name} is {}, which only matrices of linear layers can be",
+                DType::F8E4M3.name()
+            ))),
+        }
     }
 
     fn check_operands(&self, graph: &Graph) -> Result<(), GraphError> {
@@ -171,8 +200,21 @@ impl Op {
                 let fits = x.rows == out.rows && x.cols == 1 && out.cols % 2 == 0;
                 self.require(fits, || format!("x {}x{}, out {} columns", x.rows, x.cols, out.cols))
             }
-            OpKind::Linear { x, weight, bias, residual, out, .. } => {
+            OpKind::Linear { x, weight, weight_scale, bias, residual, out, .. } => {
                 self.weight_is(graph, "weight", weight, out.cols, x.cols)?;
+                let is_scaled = graph.weight(*weight).dtype == DType::F8E4M3;
+                self.require(is_scaled == weight_scale.is_some(), || {
+                    let found = graph.weight(*weight).dtype.name();
+                    let scale = if is_scaled { "without" } else { "with" };
+                    format!("a weight of {found} {scale} a scale a row")
+                })?;
+                if let Some(scale) = weight_scale {
+                    self.weight_is(graph, "weight scale", scale, 1, out.cols)?;
+                    let found = graph.weight(*scale).dtype;
+                    self.require(found == DType::F32, || {
+                        format!("weight scale is {}, expected f32", found.name())
+                    })?;
+                }
                 if let Some(bias) = bias {
                     self.weight_is(graph, "bias", bias, 1, out.cols)?;
                 }

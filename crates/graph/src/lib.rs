@@ -16,6 +16,7 @@
 
 mod builder;
 mod builder_planned;
+mod builder_weights;
 mod cost;
 mod dtype;
 mod error;

@@ -145,12 +145,18 @@ pub enum OpKind<V = View, W = WeightId> {
     },
     /// `out = residual + activation(x w^T + b)`.
     ///
+    /// A weight stored as [`F8E4M3`](crate::DType::F8E4M3) has a scale for each of its rows; what is multiplied is
+    /// `w = bf16(f32(stored) * scale)`, rounded to nearest even, so that the op has the bits that it has over those
+    /// `w` stored as `bf16`.
+    ///
     /// Rule of rows: a row of `out` has the same bits whatever the number of rows.
     Linear {
         /// `[rows, k]`.
         x: V,
         /// `[n, k]`.
         weight: W,
+        /// `[1, n]` in `f32`: what each row of the weight is multiplied by; there for `F8E4M3` and only then.
+        weight_scale: Option<W>,
         /// `[1, n]`.
         bias: Option<W>,
         /// Applied after the bias.
@@ -366,17 +372,20 @@ impl<V, W> OpKind<V, W> {
             Self::Sinusoid { x, out } => {
                 OpKind::Sinusoid { x: view(x, READ), out: view(out, WRITE) }
             }
-            Self::Linear { x, weight: w, bias, activation, residual, out } => OpKind::Linear {
-                x: view(x, READ),
-                weight: weight(w),
-                bias: bias.as_ref().map(&mut *weight),
-                activation: *activation,
-                residual: residual.as_ref().map(|residual| Residual {
-                    base: view(&residual.base, READ),
-                    gate: residual.gate.as_ref().map(|gate| view(gate, READ)),
-                }),
-                out: view(out, WRITE),
-            },
+            Self::Linear { x, weight: w, weight_scale, bias, activation, residual, out } => {
+                OpKind::Linear {
+                    x: view(x, READ),
+                    weight: weight(w),
+                    weight_scale: weight_scale.as_ref().map(&mut *weight),
+                    bias: bias.as_ref().map(&mut *weight),
+                    activation: *activation,
+                    residual: residual.as_ref().map(|residual| Residual {
+                        base: view(&residual.base, READ),
+                        gate: residual.gate.as_ref().map(|gate| view(gate, READ)),
+                    }),
+                    out: view(out, WRITE),
+                }
+            }
             Self::Norm { x, norm, out } => OpKind::Norm {
                 x: view(x, READ),
                 norm: match norm {

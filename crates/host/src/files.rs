@@ -119,6 +119,14 @@ impl HostFiles {
         })
     }
 
+    /// All bytes of a blob.
+    ///
+    /// # Errors
+    /// [`HostError::NoSuchBlob`].
+    pub fn blob(&self, catalog: usize, blob: usize) -> Result<&[u8], HostError> {
+        Ok(self.backing(catalog, blob)?.data())
+    }
+
     /// The bytes of one piece of an entry.
     ///
     /// # Errors

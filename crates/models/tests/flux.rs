@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 
 use plimsoll_graph::{DType, Graph, OpKind, PhaseKind};
+use plimsoll_models::flux::is_block_matrix;
 use plimsoll_models::{FluxModel, FluxRun};
 
 fn run(steps: u32, samples: u32, hoist: bool) -> FluxRun {
@@ -118,4 +119,54 @@ fn sizes_that_do_not_fit_are_refused() {
     }
     assert!(model.graph(&run(0, 1, true), &|_, _| DType::BF16).is_err());
     assert!(model.graph(&run(4, 0, true), &|_, _| DType::BF16).is_err());
+}
+
+#[test]
+fn eight_bits_halve_what_a_step_streams() {
+    let narrow = |component: &str, entry: &str| {
+        if is_block_matrix(component, entry) { DType::F8E4M3 } else { DType::BF16 }
+    };
+    let model = FluxModel::dev();
+    let wide = graph(&model, &run(28, 1, true));
+    let packed = model.graph(&run(28, 1, true), &narrow).unwrap();
+    let (before, after) =
+        (phase_bytes(&wide, PhaseKind::Denoise), phase_bytes(&packed, PhaseKind::Denoise));
+    let matrices: Vec<_> =
+        packed.weights.iter().filter(|weight| weight.dtype == DType::F8E4M3).collect();
+    // 19 double blocks of 8 matrices, 38 single ones of 3; Q, K and V are one.
+    assert_eq!(matrices.len(), 19 * 8 + 38 * 3);
+    let (elements, rows) = matrices.iter().fold((0, 0), |(elements, rows), weight| {
+        (elements + weight.rows * weight.cols, rows + weight.rows)
+    });
+    assert_eq!(before - after, elements - 4 * rows, "a byte less an element, four more a row");
+    assert!(after * 1000 < before * 502, "{after} of {before} bytes");
+    // What runs once is as it was.
+    assert_eq!(phase_bytes(&wide, PhaseKind::Hoist), phase_bytes(&packed, PhaseKind::Hoist));
+    assert_eq!(phase_bytes(&wide, PhaseKind::Decode), phase_bytes(&packed, PhaseKind::Decode));
+    for weight in matrices {
+        let first = format!("{}_scale", weight.parts[0].entry);
+        let scale = packed.weights.iter().find(|scale| scale.parts[0].entry == first);
+        let scale = scale.unwrap_or_else(|| panic!("{first} is missing"));
+        assert_eq!(scale.name, format!("{}_scale", weight.name));
+        assert_eq!((scale.rows, scale.cols, scale.dtype), (1, weight.rows, DType::F32));
+        for (part, scales) in weight.parts.iter().zip(&scale.parts) {
+            assert_eq!(scales.entry, format!("{}_scale", part.entry));
+            assert_eq!(scales.shape, part.shape[..1]);
+        }
+    }
+}
+
+#[test]
+fn eight_bits_are_refused_where_no_linear_layer_reads_them() {
+    let model = FluxModel::dev();
+    for (entry, what) in [
+        ("transformer_blocks.0.attn.to_q.weight", "only some of its parts"),
+        ("transformer_blocks.0.attn.norm_q.weight", "only matrices of linear layers"),
+        ("transformer_blocks.0.attn.to_out.0.bias", "only matrices of linear layers"),
+        ("decoder.conv_in.weight", "only matrices of linear layers"),
+    ] {
+        let of = |_: &str, name: &str| if name == entry { DType::F8E4M3 } else { DType::BF16 };
+        let error = model.graph(&run(4, 1, true), &of).unwrap_err().to_string();
+        assert!(error.contains(what), "{entry}: {error}");
+    }
 }

@@ -176,12 +176,33 @@ impl Assembled {
         probes: &[(&str, &str)],
     ) -> Result<Graph, PipelineError> {
         let of = |component: &str, entry: &str| {
-            let catalog =
-                self.checkpoint.components.get(component).and_then(|c| c.catalog.as_ref());
-            let stored = catalog.and_then(|catalog| catalog.get(entry)).map(|entry| entry.dtype);
-            slot_dtype(stored, run.dtype)
+            slot_dtype(self.stored_dtype(component, entry), run.dtype)
         };
         Ok(self.model.probed_graph(run, &of, probes)?)
+    }
+
+    pub(crate) fn stored_dtype(&self, component: &str, entry: &str) -> Option<WeightDType> {
+        let catalog = self.checkpoint.components.get(component)?.catalog.as_ref()?;
+        catalog.get(entry).map(|entry| entry.dtype)
+    }
+
+    /// Whether a component's matrices are stored in 8 bits; `None` where there is no such component.
+    pub fn is_narrow(&self, component: &str) -> Option<bool> {
+        let catalog = self.checkpoint.components.get(component)?.catalog.as_ref()?;
+        Some(catalog.iter().any(|(_, entry)| entry.dtype == WeightDType::F8E4M3))
+    }
+
+    /// Checks that the weight files are those that were opened.
+    ///
+    /// # Errors
+    /// The file that changed.
+    pub fn recheck(&self) -> Result<(), PipelineError> {
+        Ok(self.host.recheck()?)
+    }
+
+    /// The checkpoint: its small files, configurations and catalogs.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
     }
 
     /// Every tensor that the graph reads is in its catalog, with its shape and a type that is read.
@@ -207,13 +228,18 @@ impl Assembled {
                 .iter()
                 .filter(|table| table.component.index() == at)
                 .map(|table| &table.part);
-            let parts: Vec<_> = weights.chain(tables).collect();
+            let is_table = |entry: &str| tables.clone().any(|part| part.entry == entry);
+            let parts: Vec<_> = weights.chain(tables.clone()).collect();
             let catalog = catalog(&self.checkpoint, name)?;
             catalog.expect(parts.iter().map(|part| (&part.entry, &part.shape)))?;
             for part in parts {
                 let dtype = catalog.get(&part.entry).map(|entry| entry.dtype);
-                let is_read =
-                    matches!(dtype, Some(WeightDType::F32 | WeightDType::F16 | WeightDType::BF16));
+                let is_read = match dtype {
+                    Some(WeightDType::F32 | WeightDType::F16 | WeightDType::BF16) => true,
+                    // The graph has checked that it is the matrix of a linear layer, not a table.
+                    Some(WeightDType::F8E4M3) => !is_table(&part.entry),
+                    _ => false,
+                };
                 if !is_read {
                     return Err(PipelineError::WeightType {
                         component: name.clone(),
@@ -232,6 +258,7 @@ fn slot_dtype(stored: Option<WeightDType>, run: DType) -> DType {
     match (stored, run) {
         // bf16 is exact in f32 arithmetic: widening it would only double the bytes that are copied.
         (Some(WeightDType::BF16), _) => DType::BF16,
+        (Some(WeightDType::F8E4M3), _) => DType::F8E4M3,
         _ => run,
     }
 }

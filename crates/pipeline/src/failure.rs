@@ -70,7 +70,7 @@ pub enum PipelineError {
     },
     /// A component's numbers are of a type that is not computed with.
     #[error(
-        "{component}: {entry} is {dtype}; f32, f16 and bf16 are read, quantized files are not yet"
+        "{component}: {entry} is {dtype}; f32, f16, bf16 and what pack writes are read, other quantized files are not yet"
     )]
     WeightType {
         /// Component.
@@ -79,6 +79,14 @@ pub enum PipelineError {
         entry: String,
         /// Its type.
         dtype: String,
+    },
+    /// A weight that should be stored in 8 bits is not a number.
+    #[error("{component}: {entry} holds an element that is infinite or not a number")]
+    NotFinite {
+        /// Component.
+        component: String,
+        /// Name of the tensor.
+        entry: String,
     },
     /// A number of the request makes no sense.
     #[error("{what} is {value}, expected {expected}")]
@@ -120,7 +128,8 @@ impl PipelineError {
             | Self::Host(_)
             | Self::PipelineClass { .. }
             | Self::PartMissing { .. }
-            | Self::WeightType { .. } => Kind::File,
+            | Self::WeightType { .. }
+            | Self::NotFinite { .. } => Kind::File,
             Self::Model(ModelError::Request { .. }) | Self::Request { .. } => Kind::Usage,
             Self::Model(_) => Kind::File,
             Self::Scheduler(error) => of(error.fault()),

@@ -2,19 +2,19 @@
 
 use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
-use plimsoll_device::{Control, Device, DeviceError, HostDType};
+use plimsoll_device::{Control, Device, DeviceError};
 use plimsoll_device_cuda::{Card, CudaDevice};
-use plimsoll_exec::{Progress, Report, WeightBytes, WeightSource};
+use plimsoll_exec::{HostRun, Progress, Report, WeightBytes, WeightSource};
 use plimsoll_graph::Graph;
 use plimsoll_models::FluxRun;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request};
-use plimsoll_weights::WeightDType;
 use sha2::{Digest, Sha256};
 
 use crate::assembled::{Assembled, COMPONENTS, catalog};
 use crate::failure::PipelineError;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
+use crate::packing::host_dtype;
 
 /// Bytes that an arena has above its plan, where the line leaves them.
 ///
@@ -315,16 +315,14 @@ impl<'a> WeightSource<'a> for CheckpointSource<'a> {
         let assembled = self.assembled;
         let at = COMPONENTS.iter().position(|name| *name == component)?;
         let entry = catalog(&assembled.checkpoint, component).ok()?.get(entry)?;
-        let dtype = match entry.dtype {
-            WeightDType::F32 => HostDType::F32,
-            WeightDType::F16 => HostDType::F16,
-            WeightDType::BF16 => HostDType::BF16,
-            _ => return None,
-        };
+        let dtype = host_dtype(entry.dtype)?;
         let pieces = entry
             .pieces
             .iter()
-            .map(|piece| assembled.host.piece(at, piece).ok())
+            .map(|piece| {
+                let blob = assembled.host.blob(at, piece.blob).ok()?;
+                HostRun::new(blob, piece.offset, piece.bytes)
+            })
             .collect::<Option<_>>()?;
         Some(WeightBytes { dtype, pieces })
     }

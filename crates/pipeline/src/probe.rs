@@ -78,7 +78,9 @@ pub fn probe(
                 .into_iter()
                 .map(half::bf16::to_f32)
                 .collect(),
-            DType::F32 | DType::U32 => bytemuck::allocation::pod_collect_to_vec(&bytes),
+            DType::F32 | DType::U32 | DType::F8E4M3 => {
+                bytemuck::allocation::pod_collect_to_vec(&bytes)
+            }
         };
         (output.name.clone(), Probed { rows: output.rows, cols: output.cols, values })
     });

@@ -12,6 +12,7 @@ use crate::entries::{Entries, insert};
 use crate::error::WeightsError;
 use crate::header::Tensor;
 use crate::layout::{Architecture, Layout};
+use crate::packed;
 use crate::recognise::Recognised;
 use crate::source::refuse_layout;
 
@@ -34,10 +35,16 @@ pub(crate) fn catalog(
 
     let mut raw = Entries::new();
     for (blob, tensor) in tensors {
+        if layout == Layout::Packed && packed::is_padding(&tensor) {
+            continue;
+        }
         let Tensor { name, dtype, shape, offset, bytes } = tensor;
         let entry = Entry { dtype, shape, pieces: vec![Piece { blob, offset, bytes }] };
         let canonical = name.strip_prefix(prefix).unwrap_or(&name).to_owned();
         insert(&mut raw, canonical, entry, &name, &path)?;
+    }
+    if layout == Layout::Packed {
+        packed::check(&raw, &path)?;
     }
     let entries = match (architecture, layout) {
         (Architecture::Flux1, Layout::Original) => bfl::to_diffusers(&raw, &path)?,

@@ -89,6 +89,16 @@ pub enum WeightsError {
         /// What to do.
         advice: &'static str,
     },
+    /// 8-bit matrices and their scales do not belong together.
+    #[error("{}: tensor {}: {reason}", path.display(), Quoted(tensor))]
+    Scales {
+        /// The file.
+        path: PathBuf,
+        /// The matrix or its scales.
+        tensor: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// The pipeline class of a folder is not one that is run.
     #[error(
         "{}: the pipeline {} is not supported yet; FluxPipeline is",

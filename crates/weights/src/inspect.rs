@@ -15,6 +15,7 @@ use crate::error::WeightsError;
 use crate::gguf;
 use crate::header::Tensor;
 use crate::layout::{Architecture, Layout};
+use crate::packed;
 use crate::recognise::{PARTS, Recognised, recognise};
 use crate::report::{ComponentReport, DTypeReport, FileReport, Report};
 use crate::shards::{Found, Weights, find};
@@ -176,7 +177,7 @@ fn component(
         add(&mut report, blob, inside);
     }
     // The elements of packed tensors are not weights.
-    if !matches!(layout, Layout::Diffusers | Layout::Original) {
+    if !matches!(layout, Layout::Diffusers | Layout::Packed | Layout::Original) {
         report.parameters = None;
     }
     report
@@ -186,7 +187,10 @@ fn component(
 fn add<'a>(report: &mut ComponentReport, blob: &Blob, tensors: impl Iterator<Item = &'a Tensor>) {
     report.files.push(file(blob));
     for tensor in tensors {
-        let elements: u64 = tensor.shape.iter().product();
+        // What a packed file has beside its weights counts as bytes only.
+        let is_beside = report.layout == Some(Layout::Packed)
+            && (packed::is_padding(tensor) || tensor.name.ends_with(".weight_scale"));
+        let elements: u64 = if is_beside { 0 } else { tensor.shape.iter().product() };
         count(report, tensor.dtype.name(), Some(elements), tensor.bytes);
     }
     report.dtypes.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.dtype.cmp(&b.dtype)));

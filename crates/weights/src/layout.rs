@@ -146,6 +146,8 @@ impl Serialize for Architecture {
 pub enum Layout {
     /// Plain safetensors with the names of diffusers or transformers.
     Diffusers,
+    /// Written by `plimsoll pack`: the names of diffusers or transformers, in streaming order; maybe 8-bit matrices.
+    Packed,
     /// Plain safetensors with the names of the model's authors (BFL, ldm, Wan...).
     Original,
     /// Transformer, text encoders and VAE in one file under prefixes.
@@ -202,6 +204,7 @@ impl Layout {
         let plain = "use the plain bf16 safetensors files of the same model";
         match self {
             Self::Diffusers => ("diffusers", "diffusers safetensors", None),
+            Self::Packed => ("packed", "safetensors packed for streaming", None),
             Self::Original => ("original", "safetensors file in the authors' names", None),
             Self::ComfyAllInOne => (
                 "comfy_all_in_one",

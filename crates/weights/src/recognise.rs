@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::layout::{Architecture, Layout};
+use crate::packed::PACK_KEY;
 
 /// What a set of tensors is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +129,14 @@ pub(crate) fn recognise<'a>(
         ["text_encoders.", "conditioner.", "cond_stage_model.", "vae.", "first_stage_model."];
     let is_all_in_one =
         begins("model.diffusion_model.") && others.iter().any(|other| begins(other));
-    let layout = if is_all_in_one { Layout::ComfyAllInOne } else { coding.unwrap_or(named) };
+    let is_packed = metadata.contains_key(PACK_KEY)
+        && named == Layout::Diffusers
+        && coding.is_none_or(|coding| coding == Layout::ScaledWeights);
+    let layout = match coding {
+        _ if is_all_in_one => Layout::ComfyAllInOne,
+        _ if is_packed => Layout::Packed,
+        coding => coding.unwrap_or(named),
+    };
     Recognised { architecture, layout, prefix }
 }
 

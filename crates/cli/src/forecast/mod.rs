@@ -47,6 +47,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             format!("{} is planned from its shapes: --transformer is for folders", args.run.model);
         return Err(Failure::Usage(what));
     }
+    if args.run.dtype.has_parts() {
+        let what = "a forecast takes --weights and --text-weights, not --dtype COMPONENT=DTYPE";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     let model = known(&args.run.model)?;
     let ask = ask(args, &model);
     let (known, machine) = machine(args)?;
@@ -164,7 +168,7 @@ fn ask(args: &PlanArgs, model: &KnownModel) -> Ask {
         steps: run.steps.unwrap_or(defaults.steps),
         samples: run.count,
         text_tokens: run.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
-        dtype: run.dtype.dtype(),
+        dtype: run.dtype.run(),
         hoist: run.hoist.is_on(),
         row_chunks: forecast.row_chunks,
         tile: forecast.tile,

@@ -39,7 +39,7 @@ pub(crate) fn of(
         command.option("--cuda-lib-dir", Some(absolute(folder)));
     }
     command.option("--kernels", Some(name(run.kernels)));
-    command.option("--dtype", Some(name(run.dtype)));
+    command.option("--dtype", Some(&run.dtype));
     command.option("--offload", Some(name(run.offload)));
     if run.offload == OffloadName::Group {
         command.option("--blocks-per-group", Some(run.blocks_per_group));

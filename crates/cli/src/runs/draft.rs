@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use plimsoll_graph::PhaseKind;
+use plimsoll_models::flux;
 use plimsoll_pipeline::{Assembled, Generated, PlaceRequest, Placed};
 use plimsoll_plan::Machine;
 use plimsoll_record::{
@@ -39,7 +40,7 @@ impl Draft {
         let mut conditions = Conditions {
             model_id: Some(typed.model.clone()),
             weight_format: Some(weight_format(args).to_owned()),
-            dtype: Some(command::name(typed.dtype)),
+            dtype: Some(typed.dtype.run().name().to_owned()),
             quantization: Some("none".to_owned()),
             runtime: Some(concat!("plimsoll ", env!("CARGO_PKG_VERSION")).to_owned()),
             offload_mode: Some(command::name(typed.offload)),
@@ -107,6 +108,9 @@ impl Draft {
         } else {
             revision::of(args.run.model.as_ref(), args.run.transformer.as_deref())
         };
+        if assembled.is_narrow(flux::TRANSFORMER) == Some(true) {
+            conditions.quantization = Some("fp8 e4m3 (transformer)".to_owned());
+        }
         conditions.input_size = Some(format!("{}x{}", run.width, run.height));
         conditions.width = Some(run.width);
         conditions.height = Some(run.height);

@@ -96,7 +96,7 @@ fn linear(
     activation: Activation,
     residual: Option<Residual<Mat>>,
 ) -> OpKind<Mat, Mat> {
-    OpKind::Linear { x, weight, bias: Some(bias), activation, residual, out }
+    OpKind::Linear { x, weight, weight_scale: None, bias: Some(bias), activation, residual, out }
 }
 
 #[test]
@@ -114,6 +114,51 @@ fn a_tile_follows_the_rows_and_the_grid_covers_the_result() {
         let tasks = made(linear(layer(m, n, k), Activation::Silu, None), OWN);
         let found = launch(&tasks[0]);
         assert_eq!((tasks.len(), found.kernel, found.grid), (1, kernel, [blocks, 1, 1]), "{m}");
+    }
+}
+
+#[test]
+fn a_weight_in_eight_bits_is_unpacked_and_then_a_bf16_weight() {
+    for backends in [OWN, LIBRARIES] {
+        for (m, n, k, kernel) in [
+            (4608, 9216, 3072, "unpack_f8_16"),
+            (1, 96, 40, "unpack_f8_1"),
+            (77, 64, 48, "unpack_f8_16"),
+        ] {
+            let [x, weight, bias, out, gate] = layer(m, n, k);
+            let residual = || Some(Residual { base: out, gate: Some(gate) });
+            let plain = linear([x, weight, bias, out, gate], Activation::None, residual());
+            let narrow = OpKind::Linear {
+                x,
+                weight: Mat { dtype: DType::F8E4M3, ..weight },
+                weight_scale: Some(mat(9 << 34, 1, n, DType::F32)),
+                bias: Some(bias),
+                activation: Activation::None,
+                residual: residual(),
+                out,
+            };
+            let bytes = |kind: &OpKind<Mat, Mat>| workspace_bytes(&bound_shapes(kind), backends);
+            let unpacked = (2 * n * k).next_multiple_of(256);
+            assert_eq!(bytes(&narrow), unpacked + bytes(&plain));
+            let (found, expected) = (made(narrow, backends), made(plain, backends));
+            assert_eq!(launch(&found[0]).kernel, kernel);
+            // The same tasks over the scratch instead of the weight, with their own scratch behind it.
+            let names = |tasks: &[Task]| -> Vec<String> {
+                let name = |task: &Task| match task {
+                    Task::Launch(launch) => launch.kernel.to_owned(),
+                    other => format!("{:?}", std::mem::discriminant(other)),
+                };
+                tasks.iter().map(name).collect()
+            };
+            assert_eq!(names(&found[1..]), names(&expected));
+            match &found[1] {
+                Task::Gemm(gemm) => {
+                    assert_eq!((gemm.b.offset, gemm.b.dtype), (SCRATCH, DType::BF16));
+                    assert_eq!(gemm.workspace.offset, SCRATCH + unpacked);
+                }
+                task => assert!(launch(task).args.contains(&Arg::Arena(SCRATCH)), "{task:?}"),
+            }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use plimsoll_graph::OpKind;
 // For the tails of products that a library computes.
 #[allow(unused_imports, reason = "which of them a product needs is the business of `linear`")]
 pub(super) use map::{activate, copy, gated_residual};
+pub(super) use operands::blocks;
 
 use crate::shape::Shape;
 use crate::task::{Task, Unsupported};

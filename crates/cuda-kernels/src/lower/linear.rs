@@ -1,4 +1,5 @@
-//! Linear layers: one launch of an own kernel, or a library's product with at most one launch after it.
+//! Linear layers: one launch of an own kernel, or a library's product with at most one launch after it; before either,
+//! a weight stored in 8 bits is unpacked.
 //!
 //! What a library computes is decided by shapes and types, so that the scratch asked for is the scratch used.
 //! Where addresses then do not suit it, an own kernel computes the layer, without scratch.
@@ -8,6 +9,7 @@ use plimsoll_graph::{Activation, DType, OpKind, Residual};
 
 use super::light;
 use super::product::{Product, THIN_ROWS, Tail, is_aligned, launch};
+use super::unpack::{self, unpack};
 use crate::shape::Shape;
 use crate::task::{Backends, Gemm, GemmActivation, GemmBackend, Matrix, Task, Unsupported};
 
@@ -62,6 +64,11 @@ fn route(types: &Types, activation: Activation, backends: Backends) -> Route {
     }
 }
 
+/// The type in which a weight meets its product.
+fn multiplied(stored: DType) -> DType {
+    if stored == DType::F8E4M3 { DType::BF16 } else { stored }
+}
+
 fn scratch_bytes(route: Route, rows: u64, cols: u64) -> u64 {
     match route {
         Route::Own => 0,
@@ -73,24 +80,41 @@ fn scratch_bytes(route: Route, rows: u64, cols: u64) -> u64 {
 }
 
 pub(super) fn workspace_bytes(op: &OpKind<Shape, Shape>, backends: Backends) -> u64 {
-    let OpKind::Linear { x, weight, bias, activation, residual, out } = op else { return 0 };
+    let OpKind::Linear { x, weight, weight_scale: _, bias, activation, residual, out } = op else {
+        return 0;
+    };
     let types = Types {
         rows: x.rows,
         x: x.dtype,
-        w: weight.dtype,
+        w: multiplied(weight.dtype),
         bias: bias.as_ref().map(|bias| bias.dtype),
         base: residual.as_ref().map(|residual| residual.base.dtype),
         has_gate: residual.as_ref().is_some_and(|residual| residual.gate.is_some()),
         out: out.dtype,
     };
-    scratch_bytes(route(&types, *activation, backends), out.rows, out.cols)
+    unpack::bytes(weight.rows, weight.cols, weight.dtype)
+        + scratch_bytes(route(&types, *activation, backends), out.rows, out.cols)
 }
 
 pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsupported> {
     let name = op.op.name.as_str();
-    let OpKind::Linear { x, weight, bias, activation, residual, out } = &op.op.kind else {
+    let OpKind::Linear { x, weight: stored, weight_scale, bias, activation, residual, out } =
+        &op.op.kind
+    else {
         return Err(Unsupported { what: name.to_owned() });
     };
+    let mut workspace = op.workspace;
+    let (first, weight) = match weight_scale {
+        None => (None, *stored),
+        Some(scale) => {
+            let (launch, unpacked) = unpack(name, stored, scale, workspace)?;
+            let taken = unpack::bytes(stored.rows, stored.cols, stored.dtype);
+            workspace.offset += taken;
+            workspace.bytes -= taken;
+            (Some(Task::Launch(launch)), unpacked)
+        }
+    };
+    let weight = &weight;
     let types = Types {
         rows: x.rows,
         x: x.dtype,
@@ -104,14 +128,15 @@ pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsup
         Layer { name, x, weight, bias: bias.as_ref(), activation: *activation, residual, out };
     let route = route(&types, *activation, backends);
     if route == Route::Own || !layer.suits_library(route) {
-        return Ok(vec![layer.own()?]);
+        return Ok(first.into_iter().chain([layer.own()?]).collect());
     }
-    if op.workspace.bytes < scratch_bytes(route, out.rows, out.cols) {
+    if workspace.bytes < scratch_bytes(route, out.rows, out.cols) {
         return Err(Unsupported {
-            what: format!("{name} in {} bytes of scratch", op.workspace.bytes),
+            what: format!("{name} in {} bytes of scratch", workspace.bytes),
         });
     }
-    layer.with_library(route, op.workspace.offset)
+    let tasks = layer.with_library(route, workspace.offset)?;
+    Ok(first.into_iter().chain(tasks).collect())
 }
 
 struct Layer<'a> {

@@ -10,9 +10,12 @@ mod heavy_tests;
 mod light;
 mod linear;
 mod product;
+mod unpack;
 
 use plimsoll_device::BoundOp;
 use plimsoll_graph::OpKind;
+
+pub use unpack::unpacked_bytes;
 
 use crate::shape::Shape;
 use crate::task::{Backends, Task, Unsupported};

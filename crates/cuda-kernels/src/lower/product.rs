@@ -68,8 +68,8 @@ pub(super) fn number(name: &str, value: u64) -> Result<u32, Unsupported> {
 
 /// Every operand is a number, and none but the listed ones moves with the step.
 pub(super) fn require_plain(name: &str, operands: &[&Mat]) -> Result<(), Unsupported> {
-    if operands.iter().any(|mat| mat.dtype == DType::U32) {
-        return Err(Unsupported { what: format!("{name} with u32 operands") });
+    if operands.iter().any(|mat| matches!(mat.dtype, DType::U32 | DType::F8E4M3)) {
+        return Err(Unsupported { what: format!("{name} with u32 or 8-bit operands") });
     }
     if operands.iter().any(|mat| mat.step_bytes != 0) {
         return Err(Unsupported { what: format!("{name} with operands that move with the step") });
@@ -126,8 +126,8 @@ pub(super) fn launch(name: &str, product: &Product<'_>) -> Result<Launch, Unsupp
     let Product { x, w, tail } = product;
     let (m, n, k) = (x.rows, w.rows, x.cols);
     let all = [Some(*x), Some(*w), tail.bias, tail.gate, tail.base, Some(tail.out)];
-    if all.iter().flatten().any(|mat| mat.dtype == DType::U32) {
-        return Err(Unsupported { what: format!("{name} with u32 operands") });
+    if all.iter().flatten().any(|mat| matches!(mat.dtype, DType::U32 | DType::F8E4M3)) {
+        return Err(Unsupported { what: format!("{name} with u32 or 8-bit operands") });
     }
     let is_row = |mat: Option<&Mat>| mat.is_none_or(|mat| mat.rows == 1 && mat.cols == n);
     let is_result = |mat: &Mat| mat.rows == m && mat.cols == n;

@@ -19,8 +19,7 @@ mod staged;
 use std::ops::Range;
 use std::sync::Arc;
 
-use plimsoll_device::{HostDType, Program, Segment};
-use plimsoll_graph::DType;
+use plimsoll_device::{Program, Segment};
 use plimsoll_host::SharedMapping;
 
 pub(crate) use buffer::HostBuffer;
@@ -181,7 +180,7 @@ impl HostMemory {
             let least = self.options.registered_uses_min;
             let often = program.copies.iter().filter(|copy| copy.uses >= least);
             let segments = often.flat_map(|copy| &copy.segments);
-            let sources = segments.filter(|segment| is_same(segment)).map(|s| s.source);
+            let sources = segments.filter(|segment| segment.is_plain()).map(|s| s.source);
             match self.registered.lend(sources) {
                 Ok(0) => {}
                 Ok(_) => {
@@ -206,7 +205,7 @@ impl HostMemory {
             prepared.copies.push(PreparedCopy {
                 direct: direct..prepared.direct.len(),
                 chunks: chunks..prepared.chunks.len(),
-                bytes,
+                bytes: u64::saturating_sub(bytes, copy.filler_bytes),
             });
         }
         if prepared.chunks.len() > 0 && self.windows.is_none() {
@@ -225,7 +224,7 @@ impl HostMemory {
     /// Adds a segment; returns the bytes that will arrive.
     fn prepare_segment<'h>(&self, segment: &Segment<'h>, prepared: &mut PreparedCopies<'h>) -> u64 {
         let Segment { source, source_dtype, target, target_dtype } = *segment;
-        if !is_same(segment) {
+        if !segment.is_plain() {
             prepared.chunks.add(source, Some((source_dtype, target_dtype)), target);
             return source.len() as u64 / source_dtype.bytes() * target_dtype.bytes();
         }
@@ -266,13 +265,4 @@ impl HostMemory {
     pub(crate) fn transfer(&mut self) -> Option<&mut HostBuffer> {
         self.transfer.as_mut()
     }
-}
-
-fn is_same(segment: &Segment<'_>) -> bool {
-    matches!(
-        (segment.source_dtype, segment.target_dtype),
-        (HostDType::F32, DType::F32)
-            | (HostDType::BF16, DType::BF16)
-            | (HostDType::U32, DType::U32)
-    )
 }

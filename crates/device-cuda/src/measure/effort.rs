@@ -103,6 +103,7 @@ pub(super) fn product(effort: &Effort, rows: u64, place: u64) -> OpKind<Mat, Mat
     OpKind::Linear {
         x: mat(0, rows, k),
         weight: mat(place * effort.weight_bytes(), n, k),
+        weight_scale: None,
         bias: Some(mat(0, 1, n)),
         activation: Activation::None,
         residual: None,

@@ -10,7 +10,7 @@ use plimsoll_device::{
     Region, Segment,
 };
 use plimsoll_device_cuda::CudaDevice;
-use plimsoll_graph::DType::{self, BF16, F32, U32};
+use plimsoll_graph::DType::{self, BF16, F8E4M3, F32, U32};
 use plimsoll_graph::{OpKind, OutputId};
 
 /// What a result may be off by.
@@ -137,6 +137,7 @@ impl Case {
                     F32 => HostDType::F32,
                     BF16 => HostDType::BF16,
                     U32 => HostDType::U32,
+                    F8E4M3 => HostDType::F8E4M3,
                 };
                 unit(Segment { source, source_dtype, target: *target, target_dtype: *dtype })
             })

@@ -1,7 +1,7 @@
 //! The cases: every op, in shapes of the models and in odd ones.
 
 use plimsoll_device::Mat;
-use plimsoll_graph::DType::{self, BF16, F32, U32};
+use plimsoll_graph::DType::{self, BF16, F8E4M3, F32, U32};
 use plimsoll_graph::{Activation, Norm, OpKind, RelativeBias, Residual};
 
 use crate::case::{Case, Maker, Tolerance};
@@ -209,6 +209,7 @@ pub(crate) fn linears(cases: &mut Vec<Case>, seed: &mut u64) {
             let kind = OpKind::Linear {
                 x: x.cols(margin, k),
                 weight: weight.mat,
+                weight_scale: None,
                 bias: bias.as_ref().map(|bias| bias.mat),
                 activation,
                 residual: residual
@@ -219,6 +220,46 @@ pub(crate) fn linears(cases: &mut Vec<Case>, seed: &mut u64) {
             let mut case = m.case(name, Tolerance::Store, kind, out);
             case.step = if residual == Some(true) { 2 } else { 0 };
             cases.push(case);
+        }
+    }
+}
+
+/// Weights in 8 bits, in shapes that are read 16 at a time and one at a time.
+pub(crate) fn narrow_linears(cases: &mut Vec<Case>, seed: &mut u64) {
+    for (rows, n, k) in [
+        (1, 3072, 3072),
+        (77, 3072, 3072),
+        (256, 9216, 3072),
+        (300, 3072, 15360),
+        (33, 768, 72),
+        (100, 3, 128),
+    ] {
+        for (activation, residual) in
+            [(Activation::None, None), (Activation::GeluTanh, None), (Activation::None, Some(true))]
+        {
+            *seed += 1;
+            let mut m = Maker::new(*seed);
+            let x = m.random(rows, k, BF16);
+            let weight = m.scaled(n, k, F8E4M3, 448.0, 0.0);
+            let spread = 1.7 / (k as f64).sqrt() / 448.0;
+            let scale = m.scaled(1, n, F32, spread / 2.0, spread);
+            let (bias, gate) = (m.random(1, n, BF16), m.random(1, n, BF16));
+            let out = match residual {
+                Some(_) => m.random(rows, n, BF16),
+                None => m.empty(rows, n, BF16),
+            };
+            let kind = OpKind::Linear {
+                x: x.mat,
+                weight: weight.mat,
+                weight_scale: Some(scale.mat),
+                bias: Some(bias.mat),
+                activation,
+                residual: residual
+                    .map(|gated| Residual { base: out.mat, gate: gated.then_some(gate.mat) }),
+                out: out.mat,
+            };
+            let name = format!("linear over 8 bits {rows}x{k}->{n} {activation:?} {residual:?}");
+            cases.push(m.case(name, Tolerance::Store, kind, out));
         }
     }
 }

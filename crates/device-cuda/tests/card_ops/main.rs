@@ -20,15 +20,16 @@ mod common;
 use std::sync::Mutex;
 
 use case::{Case, Maker, Tolerance};
-use cases::{attentions, convs, light, linears};
+use cases::{attentions, convs, light, linears, narrow_linears};
 use common::{Tensor, bound, bytes_of, run_all, values_of};
 use plimsoll_cuda_kernels::{Backends, GemmBackend};
 use plimsoll_device::{
     Control, Device, DeviceError, HostDType, HostTable, Mat, OutputBuffer, Program, Queue, Region,
 };
 use plimsoll_device_cuda::CudaDevice;
-use plimsoll_graph::DType::{BF16, F32};
+use plimsoll_graph::DType::{BF16, F8E4M3, F32};
 use plimsoll_graph::{Activation, InputId, OpKind, OutputId, TableId};
+use plimsoll_weights::f8_decode;
 
 const ARENA_BYTES: u64 = 1 << 30;
 
@@ -92,7 +93,7 @@ fn check(make: impl FnOnce(&mut Vec<Case>, &mut u64), seed: u64, by: By) {
 #[test]
 fn the_cases_hold_for_the_cpu_device() {
     let (mut cases, mut seed) = (Vec::new(), 5000);
-    for make in [light, linears, attentions, convs] {
+    for make in [light, linears, narrow_linears, attentions, convs] {
         make(&mut cases, &mut seed);
     }
     // The largest are for cards.
@@ -119,6 +120,67 @@ fn linear_by_cublaslt() {
 #[ignore = "needs a CUDA card"]
 fn linear_by_own_kernels() {
     check(linears, 2500, By::OwnKernels);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn linear_over_eight_bits_by_cublaslt() {
+    check(narrow_linears, 2700, By::Libraries);
+}
+
+#[test]
+#[ignore = "needs a CUDA card"]
+fn linear_over_eight_bits_by_own_kernels() {
+    check(narrow_linears, 2800, By::OwnKernels);
+}
+
+/// Every 8-bit number under scales of all sizes: the bits of the bf16 weight that the CPU device unpacks it to.
+#[test]
+#[ignore = "needs a CUDA card"]
+fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
+    for by in [By::Libraries, By::OwnKernels] {
+        let Some(mut device) = device(by) else { return };
+        for (rows, n, k) in [(1, 512, 256), (77, 512, 256), (300, 3072, 3072), (33, 100, 24)] {
+            let codes = || {
+                (0..n * k)
+                    .map(|at| (at * 7 + at / k) as u8)
+                    .map(|code| code ^ u8::from(code & 0x7F == 0x7F))
+            };
+            let scale = |row: u64| {
+                f64::from(2.0f32.powi((row % 40) as i32 - 30) * (1.0 + row as f32 / 4096.0))
+            };
+            let made = |is_narrow: bool, device: &mut CudaDevice| {
+                let mut m = Maker::new(79);
+                let x = m.random(rows, k, BF16);
+                let stored: Vec<f64> = codes().map(|code| f64::from(f8_decode(code))).collect();
+                let out = m.empty(rows, n, BF16);
+                let (weight, weight_scale) = if is_narrow {
+                    let weight = m.with(n, k, F8E4M3, stored);
+                    let scales = m.with(1, n, F32, (0..n).map(scale).collect());
+                    (weight, Some(scales.mat))
+                } else {
+                    let unpacked = stored.iter().zip(0..).map(|(value, at): (&f64, u64)| {
+                        f64::from(*value as f32 * scale(at / k) as f32)
+                    });
+                    (m.with(n, k, BF16, unpacked.collect()), None)
+                };
+                let kind = OpKind::Linear {
+                    x: x.mat,
+                    weight: weight.mat,
+                    weight_scale,
+                    bias: None,
+                    activation: Activation::None,
+                    residual: None,
+                    out: out.mat,
+                };
+                m.case(format!("{rows}x{k}->{n}"), Tolerance::Store, kind, out)
+                    .on_card(device)
+                    .unwrap()
+            };
+            let (narrow, plain) = (made(true, &mut device), made(false, &mut device));
+            assert!(narrow == plain, "{rows}x{k}->{n}: other bits");
+        }
+    }
 }
 
 #[test]
@@ -213,6 +275,7 @@ fn rows_do_not_depend_on_each_other(by: By) {
             let kind = OpKind::Linear {
                 x: cut(&x),
                 weight: weight.mat,
+                weight_scale: None,
                 bias: Some(bias.mat),
                 activation: Activation::None,
                 residual: None,

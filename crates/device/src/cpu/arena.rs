@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 
 use plimsoll_graph::DType;
 
-use super::math::{bf16_bits, bf16_value};
+use super::math::{bf16_bits, bf16_value, f8_value};
 use super::transpose::{Block, SIDE};
 use crate::{DeviceError, Mat, Region};
 
@@ -176,8 +176,9 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// A matrix to store to, at `step`. The caller is the one op that writes it (C).
+    /// A matrix to store to, at `step`, which is not of 8-bit numbers. The caller is the one op that writes it (C).
     pub(crate) fn writer(&self, mat: &Mat, step: u32) -> MatMut<'a> {
+        assert!(mat.dtype != DType::F8E4M3, "8-bit numbers are read only");
         MatMut { view: self.reader(mat, step) }
     }
 
@@ -245,11 +246,20 @@ impl MatRef<'_> {
         self.cols
     }
 
+    /// Bytes of an element.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        match self.dtype {
+            DType::F8E4M3 => 1,
+            DType::BF16 => 2,
+            DType::F32 | DType::U32 => 4,
+        }
+    }
+
     /// Address of an element inside the matrix, or one past its end.
     #[inline(always)]
     fn address(&self, row: usize, col: usize) -> *mut u8 {
-        let width = if self.dtype == DType::BF16 { 2 } else { 4 };
-        self.base.wrapping_add((row * self.stride + col) * width)
+        self.base.wrapping_add((row * self.stride + col) * self.width())
     }
 
     /// Address of `count` elements of a row, checked.
@@ -269,6 +279,11 @@ impl MatRef<'_> {
                 // SAFETY: `run` has checked the elements; 2-aligned by B.
                 *value = bf16_value(unsafe { source.add(at).read() });
             }
+        } else if self.dtype == DType::F8E4M3 {
+            for (at, value) in out.iter_mut().enumerate() {
+                // SAFETY: `run` has checked the elements.
+                *value = f8_value(unsafe { source.add(at).read() });
+            }
         } else {
             // SAFETY: `run` has checked the elements; 4-aligned by B; `out` is not arena memory but for scratch,
             // which shares no byte with a matrix (D).
@@ -285,7 +300,7 @@ impl MatRef<'_> {
     pub(crate) fn load_block(&self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Block {
         assert!(rows > 0 && row + rows <= self.rows && rows <= SIDE && cols <= SIDE, "a block");
         let mut block: Block = [[0.0; SIDE]; SIDE];
-        if cols < SIDE {
+        if cols < SIDE || self.dtype == DType::F8E4M3 {
             for (at, line) in block.iter_mut().take(rows).enumerate() {
                 self.load(row + at, col, &mut line[..cols]);
             }
@@ -336,8 +351,7 @@ impl MatRef<'_> {
     /// The bytes of a row, copied out.
     pub(crate) fn row_bytes(&self, row: usize, out: &mut [u8]) {
         let source = self.run(row, 0, self.cols);
-        let width = if self.dtype == DType::BF16 { 2 } else { 4 };
-        assert!(out.len() == self.cols * width, "a row of another size");
+        assert!(out.len() == self.cols * self.width(), "a row of another size");
         // SAFETY: `run` has checked the row; `out` is host memory.
         unsafe { std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
     }
@@ -430,8 +444,7 @@ impl<'a> MatMut<'a> {
     /// Sets a row's bytes.
     pub(crate) fn set_row_bytes(&mut self, row: usize, bytes: &[u8]) {
         let target = self.view.run(row, 0, self.view.cols);
-        let width = if self.view.dtype == DType::BF16 { 2 } else { 4 };
-        assert!(bytes.len() == self.view.cols * width, "a row of another size");
+        assert!(bytes.len() == self.view.cols * self.view.width(), "a row of another size");
         // SAFETY: `run` has checked the row; ours alone by C; `bytes` is host memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }

@@ -319,7 +319,13 @@ fn copy_of(source: &[u8], target: u64) -> BoundCopy<'_> {
     let segment =
         Segment { source, source_dtype: HostDType::F32, target, target_dtype: DType::F32 };
     let target = Region { offset: target, bytes: source.len() as u64 };
-    BoundCopy { name: "trial".to_owned(), segments: vec![segment], target, uses: 1 }
+    BoundCopy {
+        name: "trial".to_owned(),
+        segments: vec![segment],
+        filler_bytes: 0,
+        target,
+        uses: 1,
+    }
 }
 
 /// Medians from the spans of whole rounds; `bytes` are those of the copies of a pass.

@@ -81,9 +81,11 @@ impl Checker<'_, '_> {
             let width = segment.source_dtype.bytes();
             let source_bytes = segment.source.len() as u64;
             let is_index = segment.source_dtype == HostDType::U32;
+            let is_narrow = segment.source_dtype == HostDType::F8E4M3;
             self.require(
                 source_bytes.is_multiple_of(width)
-                    && is_index == (segment.target_dtype == DType::U32),
+                    && is_index == (segment.target_dtype == DType::U32)
+                    && is_narrow == (segment.target_dtype == DType::F8E4M3),
                 "the type of a segment",
                 &copy.name,
             )?;
@@ -150,17 +152,37 @@ impl Checker<'_, '_> {
         self.require(fits, "the workspace", &op.op.name)
     }
 
-    /// Indices are indices, and everything else is a number.
+    /// Indices are indices, 8-bit numbers are the matrix of a linear layer, and everything else is a number.
     fn dtypes(&self, op: &BoundOp) -> Result<(), DeviceError> {
         let name = op.op.name.as_str();
-        let (mut indices, mut numbers) = (0, 0);
-        op.op.for_each_view(
-            |mat, _| {
-                if mat.dtype == DType::U32 { indices += 1 } else { numbers += 1 }
-            },
-        );
+        let (mut indices, mut numbers, mut narrow) = (0, 0, 0);
+        op.op.for_each_view(|mat, _| match mat.dtype {
+            DType::U32 => indices += 1,
+            DType::F8E4M3 => narrow += 1,
+            _ => numbers += 1,
+        });
         let mut weights_are_numbers = true;
-        op.op.for_each_weight(|mat| weights_are_numbers &= mat.dtype != DType::U32);
+        op.op.for_each_weight(|mat| {
+            weights_are_numbers &= mat.dtype != DType::U32;
+            narrow += u32::from(mat.dtype == DType::F8E4M3);
+        });
+        let narrow_allowed = match &op.op.kind {
+            OpKind::Linear { weight, weight_scale, .. } => {
+                let is_narrow = weight.dtype == DType::F8E4M3;
+                let is_scale = |scale: &Mat| {
+                    scale.dtype == DType::F32 && scale.rows == 1 && scale.cols == weight.rows
+                };
+                self.require(
+                    is_narrow == weight_scale.is_some()
+                        && weight_scale.as_ref().is_none_or(is_scale),
+                    "the scales of the weight",
+                    name,
+                )?;
+                u32::from(is_narrow)
+            }
+            _ => 0,
+        };
+        self.require(narrow == narrow_allowed, "the element types", name)?;
         let holds = match &op.op.kind {
             OpKind::Input { .. } | OpKind::Output { .. } => true,
             OpKind::Copy { .. } => indices == 0 || numbers == 0,
@@ -222,7 +244,7 @@ fn is_table_whole(table: &HostTable<'_>) -> bool {
         return false;
     };
     let bytes: u64 = table.pieces.iter().map(|piece| piece.len() as u64).sum();
-    table.dtype != HostDType::U32
+    !matches!(table.dtype, HostDType::U32 | HostDType::F8E4M3)
         && table.rows.checked_mul(row_bytes) == Some(bytes)
         && table.pieces.iter().all(|piece| (piece.len() as u64).is_multiple_of(row_bytes))
 }

@@ -5,7 +5,7 @@ use crate::HostDType;
 
 /// The first `out.len()` elements of little-endian bytes as `f32`; exact for every source type.
 ///
-/// `U32` has no value here: indices are never cast.
+/// `U32` has no value here: indices are never cast, and neither are 8-bit numbers.
 #[inline(always)]
 pub(crate) fn to_f32(bytes: &[u8], dtype: HostDType, out: &mut [f32]) {
     match dtype {
@@ -19,6 +19,7 @@ pub(crate) fn to_f32(bytes: &[u8], dtype: HostDType, out: &mut [f32]) {
                 *value = bf16_value(u16::from_le_bytes(*bytes));
             }
         }
+        HostDType::F8E4M3 => unreachable!("check refuses a cast of 8-bit numbers"),
         HostDType::F16 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *value = f16_value(u16::from_le_bytes(*bytes));

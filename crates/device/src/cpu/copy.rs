@@ -5,6 +5,7 @@ use plimsoll_graph::DType;
 use super::arena::Space;
 use super::convert;
 use super::simd::vectorised;
+use crate::contract::is_plain;
 use crate::{BoundCopy, DeviceError, HostDType, Segment};
 
 /// Bytes between two looks at the stop flag: about a millisecond.
@@ -13,7 +14,7 @@ const PIECE: usize = 4 << 20;
 /// Elements that are cast at once.
 const CAST: usize = 2048;
 
-/// Copies a unit; returns the bytes that arrived in the arena.
+/// Copies a unit; returns the bytes of weights that arrived in the arena.
 ///
 /// # Errors
 /// [`DeviceError::Cancelled`] between two pieces; the unit is then not whole.
@@ -36,11 +37,11 @@ pub(crate) fn copy(
             arrived += bytes;
         }
     }
-    Ok(arrived)
+    Ok(arrived.saturating_sub(copy.filler_bytes))
 }
 
 fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64) {
-    if is_same(segment.source_dtype, segment.target_dtype) {
+    if segment.is_plain() {
         space.fill(target, piece);
         return;
     }
@@ -51,25 +52,15 @@ fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64
     });
 }
 
-/// Whether a copy moves bytes as they are.
-fn is_same(source: HostDType, target: DType) -> bool {
-    matches!(
-        (source, target),
-        (HostDType::F32, DType::F32)
-            | (HostDType::BF16, DType::BF16)
-            | (HostDType::U32, DType::U32)
-    )
-}
-
 /// Writes the elements of `source` to `target` as a copy to the arena does: bytes as they are where the types are
 /// the same, else cast, rounded to nearest even. For devices whose copies cannot cast.
 ///
 /// # Panics
-/// If `target` has not the size of `source`'s elements in `target_dtype`.
+/// If `target` has not the size of `source`'s elements in `target_dtype`; for 8-bit elements that would have to be cast.
 pub fn cast(source: &[u8], source_dtype: HostDType, target: &mut [u8], target_dtype: DType) {
     let elements = source.len() as u64 / source_dtype.bytes();
     assert!(target.len() as u64 == elements * target_dtype.bytes(), "a target of another size");
-    if is_same(source_dtype, target_dtype) {
+    if is_plain(source_dtype, target_dtype) {
         target.copy_from_slice(source);
         return;
     }

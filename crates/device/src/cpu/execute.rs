@@ -57,7 +57,7 @@ pub(crate) fn execute(
         }
         OpKind::GluGelu { x, out } => elementwise::glu_gelu(task, read(x), write(out)),
         OpKind::Sinusoid { x, out } => elementwise::sinusoid(read(x), write(out)),
-        OpKind::Linear { x, weight, bias, activation, residual, out } => {
+        OpKind::Linear { x, weight, weight_scale, bias, activation, residual, out } => {
             let residual = residual.as_ref();
             let epilogue = Epilogue {
                 bias: bias.as_ref().map(read),
@@ -65,7 +65,9 @@ pub(crate) fn execute(
                 base: residual.map(|residual| read(&residual.base)),
                 gate: residual.and_then(|residual| residual.gate.as_ref()).map(read),
             };
-            linear::linear(strand(), read(x), read(weight), epilogue, write(out));
+            let weight =
+                linear::Stored { matrix: read(weight), scale: weight_scale.as_ref().map(read) };
+            linear::linear(strand(), read(x), weight, epilogue, write(out));
         }
         OpKind::Norm { x, norm: kind, out } => {
             let kind = match kind {

@@ -1,5 +1,8 @@
 //! `out = residual + activation(x w^T + b)`.
 //!
+//! A weight of 8-bit numbers is multiplied by its rows' scales and rounded to `bf16` as it is brought to the product:
+//! from there on nothing knows how it was stored, so its bits are those of a `bf16` weight.
+//!
 //! A strand holds, in its scratch, a block of rows of `x` as lanes, some rows of the weight as `f32` and the sums
 //! of a tile. `k` goes by in blocks of a constant size, so that scratch stays bounded at any width.
 //! Each sum is one chain over each block of `k`, and the blocks are added in order: a row's bits depend on
@@ -8,6 +11,7 @@
 use super::arena::{MatMut, MatRef};
 use super::epilogue::{Epilogue, TilePlace};
 use super::gemm::{LANES, Lhs, Rhs, Store, product};
+use super::math::bf16_round;
 use super::parallel::{Grid, Strand, strands_for, within_scratch};
 use super::simd::{Isa, vectorised};
 use super::transpose::{SIDE, transposed};
@@ -82,15 +86,37 @@ impl Blocking {
     }
 }
 
+/// A weight as it lies in the arena.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    pub(crate) matrix: MatRef<'a>,
+    /// `[1, n]`, of 8-bit numbers.
+    pub(crate) scale: Option<MatRef<'a>>,
+}
+
+impl Stored<'_> {
+    /// Elements `col ..` of a row as they are multiplied.
+    #[inline(always)]
+    fn load(&self, row: usize, col: usize, values: &mut [f32]) {
+        self.matrix.load(row, col, values);
+        if let Some(scale) = &self.scale {
+            let scale = scale.at(0, row);
+            for value in values {
+                *value = bf16_round(*value * scale);
+            }
+        }
+    }
+}
+
 /// Carries out a strand of the op.
 pub(crate) fn linear(
     strand: Strand<'_>,
     x: MatRef<'_>,
-    weight: MatRef<'_>,
+    weight: Stored<'_>,
     epilogue: Epilogue<'_>,
     out: MatMut<'_>,
 ) {
-    let blocking = Blocking::new(x.rows(), weight.rows(), x.cols());
+    let blocking = Blocking::new(x.rows(), weight.matrix.rows(), x.cols());
     let (corner, mut part) = blocking.grid.part(out, strand.task.index);
     vectorised(
         #[inline(always)]
@@ -124,7 +150,7 @@ pub(crate) fn linear(
 /// What stays the same for all tiles of a strand.
 struct Tiles<'s, 'a> {
     x: &'s MatRef<'a>,
-    weight: &'s MatRef<'a>,
+    weight: &'s Stored<'a>,
     held: usize,
     isa: Isa,
 }

@@ -24,6 +24,20 @@ pub(crate) fn bf16_round(value: f32) -> f32 {
     bf16_value(bf16_bits(value))
 }
 
+/// Value of an 8-bit float with 4 exponent bits and no infinities, without a branch: so that it vectorises.
+///
+/// Exponent and mantissa get to their places in a single; the product scales them, subnormal ones too, exactly.
+#[inline(always)]
+pub(crate) fn f8_value(bits: u8) -> f32 {
+    /// 2^120: from an exponent bias of 7 to single's.
+    const REBIAS: f32 = 1.329_228e36;
+    let magnitude = u32::from(bits & 0x7F);
+    let sign = u32::from(bits & 0x80) << 24;
+    let finite = f32::from_bits(magnitude << 20) * REBIAS;
+    let value = if magnitude == 0x7F { f32::NAN } else { finite };
+    f32::from_bits(value.to_bits() | sign)
+}
+
 /// Below, [`exp`] is 0.
 const EXP_LOWEST: f32 = -87.336_54;
 

@@ -170,6 +170,7 @@ fn copy_writes(copy: &BoundCopy<'_>, arena_bytes: u64) -> Result<CopyWrites, Dev
         writes.arriving_bytes += region.bytes;
         writes.segments.push(region);
     }
+    writes.arriving_bytes = writes.arriving_bytes.saturating_sub(copy.filler_bytes);
     Ok(writes)
 }
 

@@ -10,6 +10,7 @@ use plimsoll_device::{
     Program, Queue, Region, RunStats, Segment,
 };
 use plimsoll_graph::{DType, Op, OpKind, OutputId};
+use plimsoll_weights::{f8_decode, f8_encode};
 
 /// splitmix64.
 pub struct Random(pub u64);
@@ -43,6 +44,7 @@ pub fn rounded(value: f64, dtype: DType) -> f64 {
         DType::F32 => f64::from(value as f32),
         DType::BF16 => f64::from(bf16::from_f32(value as f32).to_f32()),
         DType::U32 => value,
+        DType::F8E4M3 => f64::from(f8_decode(f8_encode(value as f32))),
     }
 }
 
@@ -53,6 +55,7 @@ pub fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
             values.iter().flat_map(|v| bf16::from_f32(*v as f32).to_le_bytes()).collect()
         }
         DType::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+        DType::F8E4M3 => values.iter().map(|v| f8_encode(*v as f32)).collect(),
     }
 }
 
@@ -126,6 +129,7 @@ impl Lab {
                 DType::F32 => HostDType::F32,
                 DType::BF16 => HostDType::BF16,
                 DType::U32 => HostDType::U32,
+                DType::F8E4M3 => HostDType::F8E4M3,
             };
             let segment = Segment { source, source_dtype, target, target_dtype: dtype };
             copies.push(unit(segment));
@@ -158,7 +162,13 @@ pub fn unit(segment: Segment<'_>) -> BoundCopy<'_> {
     let bytes =
         segment.source.len() as u64 / segment.source_dtype.bytes() * segment.target_dtype.bytes();
     let target = Region { offset: segment.target, bytes };
-    BoundCopy { name: "operand".to_owned(), segments: vec![segment], target, uses: 1 }
+    BoundCopy {
+        name: "operand".to_owned(),
+        segments: vec![segment],
+        filler_bytes: 0,
+        target,
+        uses: 1,
+    }
 }
 
 pub fn bound(kind: OpKind<Mat, Mat>, workspace: Region) -> BoundOp {
@@ -192,6 +202,7 @@ pub fn values_of(bytes: &[u8], dtype: DType) -> Vec<f64> {
         DType::U32 => {
             bytes.as_chunks::<4>().0.iter().map(|b| f64::from(u32::from_le_bytes(*b))).collect()
         }
+        DType::F8E4M3 => bytes.iter().map(|code| f64::from(f8_decode(*code))).collect(),
     }
 }
 

@@ -107,6 +107,7 @@ fn bind<'h>(graph: &Graph, plan: &Plan, source: &'h [u8]) -> Program<'h> {
                     DType::BF16 => HostDType::BF16,
                     DType::F32 => HostDType::F32,
                     DType::U32 => HostDType::U32,
+                    DType::F8E4M3 => HostDType::F8E4M3,
                 },
                 target: load.region.offset + entry.offset,
                 target_dtype: weight.dtype,
@@ -115,6 +116,7 @@ fn bind<'h>(graph: &Graph, plan: &Plan, source: &'h [u8]) -> Program<'h> {
         BoundCopy {
             name: unit.name.clone(),
             segments: segments.collect(),
+            filler_bytes: 0,
             target: load.region,
             uses: 1,
         }

@@ -22,8 +22,8 @@ pub(super) fn number(name: &str, value: u64) -> Result<u32, Unsupported> {
 
 /// Every operand is a number of a type that `load` of `common.cuh` knows.
 pub(super) fn require_numbers(name: &str, operands: &[&Mat]) -> Result<(), Unsupported> {
-    match operands.iter().find(|mat| mat.dtype == DType::U32) {
-        Some(_) => Err(Unsupported { what: format!("{name} with u32 operands") }),
+    match operands.iter().find(|mat| matches!(mat.dtype, DType::U32 | DType::F8E4M3)) {
+        Some(_) => Err(Unsupported { what: format!("{name} with u32 or 8-bit operands") }),
         None => Ok(()),
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn is_vector(cols: u64, operands: &[&Mat]) -> bool {
 }
 
 /// Blocks of 256 threads for `count` threads.
-pub(super) fn blocks(name: &str, count: u64) -> Result<[u32; 3], Unsupported> {
+pub(in crate::lower) fn blocks(name: &str, count: u64) -> Result<[u32; 3], Unsupported> {
     // An index is computed in 32 bits, and the last block's may go past the count.
     let count = number(name, count)?;
     if count > u32::MAX - THREADS {

@@ -1,0 +1,139 @@
+//! The folder that a pack writes: whole or not at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use plimsoll_models::flux;
+
+use crate::failure::Failure;
+
+/// Components with weights.
+pub(super) const COMPONENTS: [&str; 4] = [flux::CLIP, flux::T5, flux::TRANSFORMER, flux::VAE];
+
+fn failure(path: &Path) -> impl FnOnce(std::io::Error) -> Failure + '_ {
+    |cause| Failure::Write { path: path.display().to_string(), cause }
+}
+
+/// Refuses an output that is the model's folder, lies in it, holds it, or is in use.
+pub(super) fn check_places(model: &Path, output: &Path) -> Result<(), Failure> {
+    let shown = output.display();
+    let refuse = |what: &str| Err(Failure::Usage(format!("{shown} {what}")));
+    match fs::read_dir(output) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return refuse("is not empty");
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(_) => return refuse("is not a folder"),
+    }
+    let place = real(output).map_err(failure(output))?;
+    // The demo model is in the program, and what is no folder is refused when it is opened.
+    if let Ok(model) = model.canonicalize() {
+        if place == model {
+            return refuse("is the model's own folder");
+        }
+        if place.starts_with(&model) {
+            return refuse("lies in the model's folder");
+        }
+    }
+    Ok(())
+}
+
+/// A path with all links resolved, of which the last parts may not exist.
+fn real(path: &Path) -> std::io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    for known in whole.ancestors() {
+        if let Ok(found) = known.canonicalize() {
+            let rest = whole.strip_prefix(known).unwrap_or(Path::new(""));
+            return Ok(if rest.as_os_str().is_empty() { found } else { found.join(rest) });
+        }
+    }
+    Ok(whole)
+}
+
+/// Refuses a disk with too little room, before anything is written.
+pub(super) fn check_room(output: &Path, needed_bytes: u64) -> Result<(), Failure> {
+    let place = real(output).map_err(failure(output))?;
+    let Some(there) = place.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
+    match free_bytes(there) {
+        Some(free) if free < needed_bytes => Err(Failure::Write {
+            path: output.display().to_string(),
+            cause: std::io::Error::new(
+                std::io::ErrorKind::StorageFull,
+                format!("{needed_bytes} bytes are needed, {free} are free there"),
+            ),
+        }),
+        // Where the system does not say, the write itself will.
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that a person may still write on the disk of a folder.
+#[cfg(unix)]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(folder).ok()?;
+    found.f_bavail.checked_mul(found.f_frsize)
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
+/// A folder that has no name yet: removed when dropped before it is finished.
+pub(super) struct NewFolder {
+    partial: PathBuf,
+    output: PathBuf,
+    is_finished: bool,
+}
+
+impl NewFolder {
+    pub(super) fn create(output: &Path) -> Result<Self, Failure> {
+        let output = std::path::absolute(output).map_err(failure(output))?;
+        let name = output.file_name().unwrap_or_default().to_string_lossy();
+        let partial = output.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        if let Some(above) = output.parent() {
+            fs::create_dir_all(above).map_err(failure(above))?;
+        }
+        fs::create_dir(&partial).map_err(failure(&partial))?;
+        Ok(Self { partial, output, is_finished: false })
+    }
+
+    /// Where a file of the folder is written, with the folders above it.
+    pub(super) fn file(&self, relative: &str) -> Result<PathBuf, Failure> {
+        let path = self.partial.join(relative);
+        if let Some(above) = path.parent() {
+            fs::create_dir_all(above).map_err(failure(above))?;
+        }
+        Ok(path)
+    }
+
+    /// Writes a small file.
+    pub(super) fn put(&self, relative: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let path = self.file(relative)?;
+        fs::write(&path, bytes).map_err(failure(&path))
+    }
+
+    /// Gives the folder its name.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        // An empty folder may stand there; one that was filled meanwhile is not touched.
+        match fs::remove_dir(&self.output) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(cause) => return Err(failure(&self.output)(cause)),
+        }
+        fs::rename(&self.partial, &self.output).map_err(failure(&self.output))?;
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // What cannot be removed is told by nobody: the failure that led here is the one to report.
+            let _left = fs::remove_dir_all(&self.partial);
+        }
+    }
+}
