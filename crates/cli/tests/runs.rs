@@ -217,6 +217,9 @@ fn f32_and_bf16_at_three_lines_are_judged_and_compared() {
     assert_eq!(strict["gates"]["quality"]["judgement"], "fail");
     let next = folder.json(&["runs", "next", &runs[3]]);
     assert_eq!(next["trial"]["change"]["axis"], "criteria", "a person passed it");
+    folder.ok(&["runs", "judge", &runs[3], "--verdict", "pass"]);
+    let criteria = folder.show(&runs[3])["conditions"]["criteria"].as_str().unwrap().to_owned();
+    assert!(criteria.ends_with("plimsoll-criteria.yaml"), "{criteria}");
 }
 
 #[test]
@@ -257,6 +260,34 @@ fn repeats_judge_the_operation() {
         assert!(advice.iter().any(|line| line.as_str().unwrap().starts_with(word)), "{word}");
     }
     folder.refused(&["runs", "repeat", id, "-n", "0"], 2, "-n is 0");
+}
+
+/// A repeat that the system kills is an attempt that failed, with its seconds, and not one that never was.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_repeat_counts_as_the_cost_of_retrying() {
+    let folder = Folder::new();
+    folder.ok(&[
+        "generate", PROMPT, "--device", "cpu", "--steps", "150", "--width", "64", "--height", "64",
+    ]);
+    let mut repeat = folder.recorded(&["runs", "repeat", "last", "-n", "1", "--json"]);
+    let repeat = repeat.stdout(Stdio::piped()).spawn().unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", repeat.id());
+    let mut child = String::new();
+    while child.trim().is_empty() {
+        std::thread::sleep(Duration::from_millis(2));
+        child = std::fs::read_to_string(&children).unwrap();
+    }
+    std::process::Command::new("kill").args(["-KILL", child.trim()]).status().unwrap();
+    let output = repeat.wait_with_output().unwrap();
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let figures = &run["gates"]["figures"];
+    assert_eq!((number(&figures["attempts"]), number(&figures["done"])), (2, 1));
+    assert_eq!(run["gates"]["operation"]["judgement"], "fail");
+    let killed = folder.show("last");
+    assert_eq!(killed["failure"]["kind"], "killed");
+    assert_eq!(killed["failure"]["resource"], "ram");
+    assert_eq!(killed["run"]["repeat_of"], run["run"]["run_id"]);
 }
 
 #[test]

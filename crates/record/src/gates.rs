@@ -277,6 +277,9 @@ fn times(reasons: &mut Reasons, figures: &Figures, wanted: &OperationCriteria) {
             None => reasons.say(Judgement::Pass, line),
         }
     }
+    if let Some(rate) = figures.tokens_per_second {
+        reasons.say(Judgement::Pass, format!("{rate:.1} tokens a second"));
+    }
 }
 
 fn memory(

@@ -320,6 +320,15 @@ impl Store {
             .map_err(|error| told(&self.path, "write to", error))
     }
 
+    /// Notes by which criteria a run was judged last.
+    ///
+    /// # Errors
+    /// As [`Store::insert`].
+    pub fn set_criteria(&mut self, run_id: &str, name: &str) -> Result<(), RecordError> {
+        let sql = "UPDATE conditions SET criteria = ?2 WHERE run_id = ?1";
+        self.in_transaction(|connection| connection.execute(sql, [run_id, name]).map(drop))
+    }
+
     /// Adds a person's verdict; its note becomes the run's quality note.
     ///
     /// # Errors

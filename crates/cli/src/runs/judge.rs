@@ -62,6 +62,9 @@ pub(crate) fn run(
         };
         store.add_verdict(&run_id, &verdict)?;
     }
+    if let Some(name) = &criteria.name {
+        store.set_criteria(&run_id, name)?;
+    }
     let judged = Judged::named(store, &run_id, criteria)?;
     let mut gates = show::gates(&judged.gates);
     gates.title = format!("Gates of {run_id}");
