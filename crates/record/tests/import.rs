@@ -97,7 +97,10 @@ fn json_csv_lists_and_documents_are_the_same() {
     let map: serde_json::Map<_, _> =
         fields.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
     let json = serde_json::json!([map]).to_string();
-    assert_eq!(read("runs.json", &json, Format::Json, false).unwrap(), std::slice::from_ref(&first));
+    assert_eq!(
+        read("runs.json", &json, Format::Json, false).unwrap(),
+        std::slice::from_ref(&first)
+    );
     let names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
     let values: Vec<_> = fields.iter().map(|(_, value)| value.as_str()).collect();
     let csv = format!("{}\n{}\n", names.join(","), values.join(","));
