@@ -7,6 +7,8 @@ use plimsoll_plan::{Bytes, Ledger, Machine};
 
 use super::Told;
 
+const ON_PAPER: &str = "* on paper: no device of this program runs it yet";
+
 /// Writing to a `String` does not fail.
 macro_rules! line {
     ($out:expr) => { let _ = writeln!($out); };
@@ -40,7 +42,7 @@ impl Told {
         line!(out, "{} {width}x{height}{frames}, {} steps", self.model.name, self.ask.steps);
         line!(
             out,
-            "on {}, {} at {:.1} GB/s; rates: {}",
+            "on {}, {} at {:.1} GB/s\nrates: {}",
             self.machine.name(),
             self.known.bus,
             self.machine.link_bytes_per_second() / 1e9,
@@ -81,7 +83,7 @@ impl Told {
         let host = &self.host;
         line!(
             out,
-            "host: {} in mapped files, {} anonymous, {} pinned beside them; KV cache {} (diffusion)",
+            "host: {} in mapped files, {} anonymous, {} pinned beside them\nKV cache: {} (a diffusion model has none)",
             Bytes(host.file_bytes),
             Bytes(host.anonymous_bytes),
             Bytes(host.pinned_bytes),
@@ -213,9 +215,9 @@ fn strategies(out: &mut String, rows: &[StrategyRow]) {
         let now = &row.outcome;
         let note = match (row.quality, row.runs) {
             (Quality::Exact, true) => "exact",
-            (Quality::Exact, false) => "exact; on paper",
-            (Quality::NearlyLossless, _) => "nearly lossless; on paper",
-            (Quality::SlightLoss, _) => "a slight loss; on paper",
+            (Quality::Exact, false) => "exact*",
+            (Quality::NearlyLossless, _) => "nearly lossless*",
+            (Quality::SlightLoss, _) => "a slight loss*",
         };
         line!(
             out,
@@ -229,9 +231,12 @@ fn strategies(out: &mut String, rows: &[StrategyRow]) {
             now.seconds
         );
     }
+    if rows.iter().any(|row| !row.runs) {
+        line!(out, "{ON_PAPER}");
+    }
     match recommend(rows) {
         Some((row, why)) => {
-            line!(out, "recommended: {} ({why})", row.name);
+            line!(out, "recommended: {}\nsince: {why}", row.name);
             let today = rows.iter().filter(|row| row.fits && row.runs);
             let today = today.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds));
             if let (false, Some(today)) = (row.runs, today) {
@@ -273,7 +278,7 @@ pub(super) fn changes(verdict: &Verdict) -> String {
                 "s/picture"
             );
             for change in changes {
-                let paper = if change.runs { "" } else { "; on paper" };
+                let paper = if change.runs { "" } else { "*" };
                 line!(
                     out,
                     "{:<46} {:>10} {:>4} {:>9.1}  {}{paper}",
@@ -283,6 +288,9 @@ pub(super) fn changes(verdict: &Verdict) -> String {
                     change.seconds,
                     change.cost
                 );
+            }
+            if changes.iter().any(|change| !change.runs) {
+                line!(out, "{ON_PAPER}");
             }
         }
     }
