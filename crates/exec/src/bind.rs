@@ -206,6 +206,7 @@ fn bind_copy<'h>(
         let weight: &Weight = graph.weight(placed.weight);
         let component = &graph.components[weight.component.index()].name;
         let mut target = load.region.offset + placed.offset;
+        runs.fence();
         for part in &weight.parts {
             let bytes = fetch(component, part, source)?;
             for run in bytes.pieces {

@@ -54,6 +54,7 @@ struct Run<'h> {
 pub(crate) struct Runs<'h> {
     runs: Vec<Run<'h>>,
     filler_bytes: u64,
+    is_fenced: bool,
 }
 
 impl<'h> Runs<'h> {
@@ -70,7 +71,8 @@ impl<'h> Runs<'h> {
         target_dtype: DType,
     ) {
         let is_as_it_is = is_plain(source_dtype, target_dtype);
-        if let Some(last) = self.runs.last_mut()
+        let is_fenced = std::mem::take(&mut self.is_fenced);
+        if let Some(last) = self.runs.last_mut().filter(|_| !is_fenced)
             && is_as_it_is
             && is_plain(last.source_dtype, last.target_dtype)
             && last.host.is_of_blob(&host)
@@ -85,6 +87,12 @@ impl<'h> Runs<'h> {
             return;
         }
         self.runs.push(Run { host, target, source_dtype, target_dtype, is_joined: false });
+    }
+
+    /// What is added next is not joined to what was: the simulated device knows a weight by the ends of its segments,
+    /// so a segment holds parts of one weight only.
+    pub(crate) fn fence(&mut self) {
+        self.is_fenced = true;
     }
 
     /// The segments, and the bytes in them that belong to no weight.
@@ -148,6 +156,21 @@ mod tests {
         assert_eq!(joined(&cast), [(64, 0), (64, 32)]);
         assert!(HostRun::new(&[0; 8], 4, 5).is_none());
         assert!(HostRun::new(&[0; 8], u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn a_fence_keeps_two_weights_apart() {
+        let blob = vec![0u8; 64];
+        let mut runs = Runs::default();
+        for (at, target) in [0u64, 16, 32].into_iter().enumerate() {
+            if at == 2 {
+                runs.fence();
+            }
+            let run = HostRun::new(&blob, target, 16).expect("inside of the blob");
+            runs.add(run, [target, END], HostDType::BF16, DType::BF16);
+        }
+        let places: Vec<_> = runs.segments().0.iter().map(|segment| segment.source.len()).collect();
+        assert_eq!(places, [32, 16]);
     }
 
     #[test]
