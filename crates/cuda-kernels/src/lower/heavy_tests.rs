@@ -295,7 +295,8 @@ fn attention_goes_by_head_size_mask_and_library() {
         assert_eq!((launch(&tasks[0]).kernel, launch(&tasks[0]).grid), (kernel, grid));
         assert_eq!((tasks.len(), launch(&tasks[0]).args.len()), (1, 14));
         let is_library = matches!(made(kind, LIBRARIES)[..], [Task::Sdpa(_)]);
-        assert_eq!(is_library, !causal && !has_bias);
+        // A single query has other bits in the library.
+        assert_eq!(is_library, !causal && !has_bias && size[0] > 1);
     }
 }
 
