@@ -38,7 +38,7 @@ pub(super) enum OutType {
 }
 
 impl OutType {
-    fn library_type(self) -> Type {
+    fn data_type(self) -> Type {
         match self {
             Self::Bf16 => Type::CUDA_R_16BF,
             Self::F32 => Type::CUDA_R_32F,
@@ -220,7 +220,7 @@ impl Descriptors {
             (GemmActivation::GeluTanh, true) => Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS,
         };
         made.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-        let out = class.out.library_type();
+        let out = class.out.data_type();
         if class.has_bias {
             made.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out)?;
         }
