@@ -1,6 +1,6 @@
 //! Where a run is carried out, and what the planner is told about it.
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Arch, Backends};
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_device::sim::SimFaults;
 use plimsoll_device_cuda::loader::LibraryOptions;
@@ -93,12 +93,8 @@ impl Executor {
             Self::Cuda(card) => Ok(Box::new(live(card))),
             Self::Absent(profile) => {
                 let backends = match args.kernels {
-                    KernelsName::Auto => {
-                        Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn }
-                    }
-                    KernelsName::Own => {
-                        Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own }
-                    }
+                    KernelsName::Auto => Backends::libraries(Arch::named(&profile.arch)),
+                    KernelsName::Own => Backends::OWN,
                 };
                 Ok(Box::new(CudaMachine::new((**profile).clone(), backends, "")))
             }

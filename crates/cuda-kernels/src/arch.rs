@@ -67,6 +67,12 @@ impl Arch {
         }
     }
 
+    /// The architecture of a [`name`](Self::name).
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm90a, Self::Sm100a, Self::Sm120a];
+        all.into_iter().find(|arch| arch.name() == name)
+    }
+
     /// Name as the compiler takes it.
     pub const fn name(self) -> &'static str {
         match self {

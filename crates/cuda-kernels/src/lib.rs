@@ -22,9 +22,9 @@ mod task;
 mod variant;
 
 pub use arch::{Arch, Cubin};
-pub use lower::{tasks, unpacked_bytes, workspace_bytes};
+pub use lower::{is_narrow_product, tasks, unpacked_bytes, workspace_bytes};
 pub use shape::{Shape, bound_shapes, graph_shapes};
 pub use task::{
-    Arg, AttentionBackend, Backends, Gemm, GemmActivation, GemmBackend, Launch, Matrix, Sdpa, Task,
-    Unsupported,
+    Arg, AttentionBackend, Backends, Gemm, GemmActivation, GemmBackend, Launch, Matrix,
+    NarrowBackend, RowScales, Sdpa, Task, Unsupported,
 };

@@ -3,6 +3,8 @@
 use plimsoll_graph::DType;
 use plimsoll_plan::Region;
 
+use crate::arch::Arch;
+
 /// Which implementation computes products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmBackend {
@@ -21,13 +23,47 @@ pub enum AttentionBackend {
     Cudnn,
 }
 
+/// What a product over a weight stored in 8 bits multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NarrowBackend {
+    /// bf16: the weight is unpacked, and the product is that over any bf16 weight.
+    Unpacked,
+    /// 8 bits by 8 bits in cuBLASLt: each row of `x` is quantized to e4m3 by a scale of its own first.
+    ///
+    /// Hopper's; cuBLASLt has no such product on other cards.
+    CublasLtRows,
+}
+
 /// The implementations that a plan is made for: part of its arithmetic, since they decide bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backends {
     /// Products.
     pub gemm: GemmBackend,
+    /// Products over weights stored in 8 bits.
+    pub narrow: NarrowBackend,
     /// Attention.
     pub attention: AttentionBackend,
+}
+
+impl Backends {
+    /// The driver alone.
+    pub const OWN: Self = Self {
+        gemm: GemmBackend::Own,
+        narrow: NarrowBackend::Unpacked,
+        attention: AttentionBackend::Own,
+    };
+
+    /// A card of an architecture with cuBLASLt and cuDNN of today: what a plan for one that is not here assumes.
+    pub fn libraries(arch: Option<Arch>) -> Self {
+        Self {
+            gemm: GemmBackend::CublasLt,
+            narrow: match arch {
+                Some(Arch::Sm90a) => NarrowBackend::CublasLtRows,
+                _ => NarrowBackend::Unpacked,
+            },
+            attention: AttentionBackend::Cudnn,
+        }
+    }
 }
 
 /// A kernel argument.
@@ -86,6 +122,15 @@ pub enum GemmActivation {
     GeluTanh,
 }
 
+/// Where the factors of 8-bit operands' rows are, each `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowScales {
+    /// Byte offset of `m` of them, one a row of `a`.
+    pub a: u64,
+    /// Byte offset of `n` of them, one a row of `b`.
+    pub b: u64,
+}
+
 /// A product for a library: `out = activation(a b^T + bias) + add`, sums in `f32`, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemm {
@@ -93,6 +138,9 @@ pub struct Gemm {
     pub a: Matrix,
     /// `[n, k]`.
     pub b: Matrix,
+    /// There where both are [`DType::F8E4M3`], and only then: element `(i, j)` of the product is multiplied by
+    /// the scales of row `i` of `a` and row `j` of `b`.
+    pub scales: Option<RowScales>,
     /// Byte offset of `n` elements of `out`'s type.
     pub bias: Option<u64>,
     /// Applied after the bias.

@@ -3,16 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_cuda_kernels::{
-    AttentionBackend, Backends, GemmBackend, Task, bound_shapes, graph_shapes, tasks,
-    workspace_bytes,
-};
+use plimsoll_cuda_kernels::{Backends, Task, bound_shapes, graph_shapes, tasks, workspace_bytes};
 use plimsoll_device::{BoundOp, Mat};
 use plimsoll_graph::{DType, Graph, Op, OpKind, RowSelect};
 use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::Region;
 
-const BACKENDS: Backends = Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own };
+const BACKENDS: Backends = Backends::OWN;
 
 fn flux(dtype: DType, hoist: bool) -> Graph {
     let run =

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use plimsoll_cuda_kernels::{
-    Arch, AttentionBackend, Backends, GemmBackend, Task, bound_shapes, graph_shapes, tasks,
-    workspace_bytes,
+    Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend, Task, bound_shapes, graph_shapes,
+    tasks, workspace_bytes,
 };
 use plimsoll_device::{BoundOp, Mat};
 use plimsoll_graph::{DType, Graph, Op, OpKind, RowSelect};
@@ -13,9 +13,12 @@ use plimsoll_models::flux::is_block_matrix;
 use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::Region;
 
-const OWN: Backends = Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own };
-const LIBRARIES: Backends =
-    Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
+const OWN: Backends = Backends::OWN;
+const LIBRARIES: Backends = Backends {
+    gemm: GemmBackend::CublasLt,
+    narrow: NarrowBackend::Unpacked,
+    attention: AttentionBackend::Cudnn,
+};
 
 fn flux(dtype: DType) -> Graph {
     flux_of(dtype, &|_, _| dtype)
@@ -111,6 +114,20 @@ fn eight_bit_weights_are_unpacked_for_the_same_kernels() {
         // The widest weight in bf16, before what a library's product asks for behind it.
         assert!(scratch >= 2 * 3072 * 15360, "{scratch}");
     }
+}
+
+#[test]
+fn hopper_multiplies_eight_bits_as_they_are_stored() {
+    let narrow = |component: &str, entry: &str| {
+        if is_block_matrix(component, entry) { DType::F8E4M3 } else { DType::BF16 }
+    };
+    let backends = Backends::libraries(Some(Arch::Sm90a));
+    let (found, scratch) = census(&flux_of(DType::BF16, &narrow), backends);
+    assert!(!found.keys().any(|kernel| kernel.starts_with("unpack")), "{found:?}");
+    let quantized = found["quantize_f8_4"] + found["quantize_f8_16"];
+    assert_eq!(quantized, 19 * 8 + 38 * 3);
+    // The widest operand in 8 bits beside its product, or the decoder's attention.
+    assert!(scratch <= 4608 * (15360 + 4 + 2 * 3072) + 1024 || scratch <= 80 << 20, "{scratch}");
 }
 
 #[test]

@@ -1,17 +1,14 @@
 //! A card as a planner sees it.
 
 use plimsoll_cuda_kernels::{
-    Arch, AttentionBackend, Backends, graph_shapes, unpacked_bytes, workspace_bytes,
+    Arch, AttentionBackend, Backends, graph_shapes, is_narrow_product, unpacked_bytes,
+    workspace_bytes,
 };
 use plimsoll_graph::{Activation, Graph, Op, OpKind, Residual};
 use plimsoll_plan::Machine;
 use sha2::{Digest, Sha256};
 
 use crate::profile::{CardProfile, Rates};
-
-/// Every architecture, to find one by its name in a profile.
-const ARCHES: [Arch; 6] =
-    [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm100a, Arch::Sm120a];
 
 /// A card, or the profile of one that is not there.
 ///
@@ -30,7 +27,7 @@ impl CudaMachine {
     /// A card with a profile's memory; `libraries` names those in use as [`crate::loader::Libraries::arithmetic`]
     /// does (" cublaslt 13.1.0 cudnn 9.19.0", or nothing).
     pub fn new(profile: CardProfile, backends: Backends, libraries: &str) -> Self {
-        let digest = ARCHES.into_iter().find(|arch| arch.name() == profile.arch).map(digest);
+        let digest = Arch::named(&profile.arch).map(digest);
         let arithmetic = format!(
             "cuda {} {}{libraries}",
             profile.arch,
@@ -107,6 +104,19 @@ impl Machine for CudaMachine {
         let flops = op.flops(graph) as f64;
         let bytes = op.bytes(graph) as f64;
         let (launches, seconds) = match &op.kind {
+            OpKind::Linear { x, residual, out, .. }
+                if is_narrow_product(&graph_shapes(graph, op), self.backends) =>
+            {
+                let rates = self.rates(true);
+                let product = flops / rates.narrow_flops_per_second(x.rows);
+                // `x` is read and written in half as many bytes; a residual is a pass of its own.
+                let width = graph.tensor(out.tensor).dtype.bytes();
+                let quantized = (x.rows * x.cols * (width + 1)) as f64;
+                let passed = (out.rows * out.cols * width) as f64 * 3.0;
+                let passes = u32::from(residual.is_some());
+                let after = f64::from(passes) * self.moved(passed);
+                (2 + passes, product.max(self.moved(bytes)) + self.moved(quantized) + after)
+            }
             OpKind::Linear { x, activation, residual, out, .. } => {
                 // A library's product asks for scratch; what asks for none is an own kernel's, all of it.
                 let unpacked = unpacked_bytes(&graph_shapes(graph, op));

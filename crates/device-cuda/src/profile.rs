@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// Of the file's layout; a file of another version is measured again, not guessed at.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 /// Far above any profile; a larger file is not one.
 const FILE_BYTES_MOST: u64 = 1 << 20;
 
@@ -29,6 +29,8 @@ pub struct RowRate {
 pub struct Rates {
     /// Products in bf16 by rows, ascending; between two the logarithms are interpolated.
     pub gemm: Vec<RowRate>,
+    /// Products of 8-bit operands, likewise, less the quantization of one of them; empty where there are none.
+    pub narrow_gemm: Vec<RowRate>,
     /// Attention with heads of 128.
     pub attention_flops_per_second: f64,
 }
@@ -125,6 +127,7 @@ impl CardProfile {
                     rate(1024, 505.0),
                     rate(4608, 473.0),
                 ],
+                narrow_gemm: Vec::new(),
                 attention_flops_per_second: 337e12,
             },
             libraries: Some(Rates {
@@ -135,6 +138,14 @@ impl CardProfile {
                     rate(512, 629.0),
                     rate(1024, 684.0),
                     rate(4608, 663.0),
+                ],
+                narrow_gemm: vec![
+                    rate(1, 5.0),
+                    rate(77, 400.0),
+                    rate(256, 900.0),
+                    rate(512, 1000.0),
+                    rate(1024, 1150.0),
+                    rate(4608, 1150.0),
                 ],
                 attention_flops_per_second: 603e12,
             }),
@@ -236,12 +247,17 @@ impl CardProfile {
         ];
         for rates in std::iter::once(&self.own).chain(&self.libraries) {
             figures.push(rates.attention_flops_per_second);
-            figures.extend(rates.gemm.iter().map(|rate| rate.flops_per_second));
-            if rates.gemm.is_empty() || !rates.gemm.is_sorted_by(|a, b| a.rows < b.rows) {
-                return Err("products are not by ascending rows".to_owned());
+            if rates.gemm.is_empty() {
+                return Err("no products".to_owned());
             }
-            if rates.gemm.iter().any(|rate| rate.rows == 0) {
-                return Err("a product of no rows".to_owned());
+            for products in [&rates.gemm, &rates.narrow_gemm] {
+                figures.extend(products.iter().map(|rate| rate.flops_per_second));
+                if !products.is_sorted_by(|a, b| a.rows < b.rows) {
+                    return Err("products are not by ascending rows".to_owned());
+                }
+                if products.iter().any(|rate| rate.rows == 0) {
+                    return Err("a product of no rows".to_owned());
+                }
             }
         }
         if figures.iter().any(|figure| !(figure.is_finite() && *figure > 0.0)) {
@@ -255,22 +271,31 @@ impl CardProfile {
 }
 
 impl Rates {
-    /// Operations a second of a product with `rows` rows.
+    /// Operations a second of a product in bf16 with `rows` rows.
     pub fn gemm_flops_per_second(&self, rows: u64) -> f64 {
-        let after = self.gemm.partition_point(|rate| rate.rows < rows);
-        let (Some(low), Some(high)) =
-            (self.gemm.get(after.saturating_sub(1)), self.gemm.get(after))
-        else {
-            return self.gemm.last().map_or(f64::NAN, |rate| rate.flops_per_second);
-        };
-        if low.rows == high.rows {
-            return low.flops_per_second;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "seconds are an estimate")]
-        let [low_rows, high_rows, rows] =
-            [low.rows, high.rows, rows].map(|rows| (rows.max(1) as f64).ln());
-        let share = (rows - low_rows) / (high_rows - low_rows);
-        let [slow, fast] = [low, high].map(|rate| rate.flops_per_second.ln());
-        (slow + share * (fast - slow)).exp()
+        interpolated(&self.gemm, rows)
     }
+
+    /// The same of 8-bit operands; the rate in bf16 where that was not measured.
+    pub fn narrow_flops_per_second(&self, rows: u64) -> f64 {
+        let is_known = !self.narrow_gemm.is_empty();
+        interpolated(if is_known { &self.narrow_gemm } else { &self.gemm }, rows)
+    }
+}
+
+/// Between two rates their logarithms are interpolated over the logarithm of the rows.
+fn interpolated(rates: &[RowRate], rows: u64) -> f64 {
+    let after = rates.partition_point(|rate| rate.rows < rows);
+    let (Some(low), Some(high)) = (rates.get(after.saturating_sub(1)), rates.get(after)) else {
+        return rates.last().map_or(f64::NAN, |rate| rate.flops_per_second);
+    };
+    if low.rows == high.rows {
+        return low.flops_per_second;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "seconds are an estimate")]
+    let [low_rows, high_rows, rows] =
+        [low.rows, high.rows, rows].map(|rows| (rows.max(1) as f64).ln());
+    let share = (rows - low_rows) / (high_rows - low_rows);
+    let [slow, fast] = [low, high].map(|rate| rate.flops_per_second.ln());
+    (slow + share * (fast - slow)).exp()
 }

@@ -6,10 +6,12 @@
 
 mod rig;
 
-use plimsoll_cuda_kernels::{Gemm, GemmActivation, Matrix};
+use half::bf16;
+use plimsoll_cuda_kernels::{Gemm, GemmActivation, Matrix, RowScales};
 use plimsoll_device_cuda::lt::{Lt, PreparedGemm, REFERENCE_ROWS};
 use plimsoll_graph::DType;
 use plimsoll_plan::Region;
+use plimsoll_weights::{f8_decode, f8_encode};
 use rig::{Rig, random, relative_error, seed, values};
 
 /// Two samples at 1024x1024, or the pixels of a latent.
@@ -29,12 +31,24 @@ struct Layer {
     gelu: bool,
     add: bool,
     out: DType,
+    /// e4m3 operands with a scale a row.
+    narrow: bool,
     /// Elements between rows of `a` and of `out` beyond their columns.
     wider: [u64; 2],
 }
 
 const fn layer(name: &'static str, n: u64, k: u64) -> Layer {
-    Layer { name, n, k, bias: true, gelu: false, add: false, out: DType::BF16, wider: [0, 0] }
+    Layer {
+        name,
+        n,
+        k,
+        bias: true,
+        gelu: false,
+        add: false,
+        out: DType::BF16,
+        narrow: false,
+        wider: [0, 0],
+    }
 }
 
 fn layers() -> Vec<Layer> {
@@ -59,6 +73,17 @@ fn layers() -> Vec<Layer> {
         Layer { add: true, ..layer("clip fc2", 768, 3072) },
         layer("vae 1x1", 512, 512),
         Layer { add: true, ..layer("vae out", 512, 512) },
+        Layer { narrow: true, ..layer("f8 qkv", 9216, 3072) },
+        Layer { narrow: true, ..layer("f8 out", 3072, 3072) },
+        Layer { narrow: true, gelu: true, ..layer("f8 mlp.0", 12288, 3072) },
+        Layer {
+            narrow: true,
+            gelu: true,
+            wider: [0, 3072],
+            ..layer("f8 mlp in wide", 12288, 3072)
+        },
+        Layer { narrow: true, ..layer("f8 mlp.2", 3072, 12288) },
+        Layer { narrow: true, ..layer("f8 single out", 3072, 15360) },
     ]
 }
 
@@ -69,6 +94,7 @@ struct Case {
     bias: u64,
     add: u64,
     out: u64,
+    scales: [u64; 2],
     workspace: u64,
 }
 
@@ -86,19 +112,21 @@ impl Case {
         let width = layer.out.bytes();
         let a_bytes = ROWS_MOST * (layer.k + layer.wider[0]) * 2;
         let out_bytes = ROWS_MOST * (layer.n + layer.wider[1]) * width;
-        let mut case = Self { layer, a: 0, b: 0, bias: 0, add: 0, out: 0, workspace: 0 };
+        let mut case =
+            Self { layer, a: 0, b: 0, bias: 0, add: 0, out: 0, scales: [0; 2], workspace: 0 };
         case.a = rig.take(a_bytes);
         case.b = rig.take(layer.n * layer.k * 2);
         case.bias = rig.take(layer.n * 4);
         case.out = rig.take(out_bytes);
         case.add = rig.take(out_bytes);
+        case.scales = [ROWS_MOST, layer.n].map(|count| rig.take(count * 4));
         case.workspace = rig.take(WORKSPACE_BYTES);
         case
     }
 
     /// The product of rows from `first`.
     fn gemm(&self, first: u64, rows: u64) -> Gemm {
-        let Layer { n, k, bias, gelu, add, out, .. } = self.layer;
+        let Layer { n, k, bias, gelu, add, out, narrow, .. } = self.layer;
         let (a_stride, out_stride) = (self.a_stride(), self.out_stride());
         let row = |base: u64, stride: u64, width: u64| base + first * stride * width;
         let result = |base| Matrix {
@@ -108,15 +136,13 @@ impl Case {
             stride: out_stride,
             dtype: out,
         };
+        let dtype = if narrow { DType::F8E4M3 } else { DType::BF16 };
+        let offset = row(self.a, a_stride, dtype.bytes());
+        let [a_scales, b_scales] = self.scales;
         Gemm {
-            a: Matrix {
-                offset: row(self.a, a_stride, 2),
-                rows,
-                cols: k,
-                stride: a_stride,
-                dtype: DType::BF16,
-            },
-            b: Matrix { offset: self.b, rows: n, cols: k, stride: k, dtype: DType::BF16 },
+            a: Matrix { offset, rows, cols: k, stride: a_stride, dtype },
+            b: Matrix { offset: self.b, rows: n, cols: k, stride: k, dtype },
+            scales: narrow.then_some(RowScales { a: a_scales + 4 * first, b: b_scales }),
             bias: bias.then_some(self.bias),
             activation: if gelu { GemmActivation::GeluTanh } else { GemmActivation::None },
             add: add.then(|| result(self.add)),
@@ -165,10 +191,37 @@ fn products_are_right_and_rows_have_the_same_bits_beside_any_others() {
         let rows_most = if layer.k + layer.wider[0] <= 768 { ROWS_MOST } else { 9216 };
         let a_count = (rows_most * case.a_stride()).min(pool.len() as u64 - 1);
         let rows_most = a_count / case.a_stride();
-        rig.write(case.a, part(0, a_count));
+        // 8-bit operands: the codes of the values, and the values are what the codes say.
+        let codes = |values: &[bf16]| -> Vec<u8> {
+            values.iter().map(|value| f8_encode(value.to_f32())).collect()
+        };
+        let value = |stored: bf16| {
+            if layer.narrow {
+                f64::from(f8_decode(f8_encode(stored.to_f32())))
+            } else {
+                stored.to_f64()
+            }
+        };
+        if layer.narrow {
+            rig.write(case.a, &codes(part(0, a_count)));
+        } else {
+            rig.write(case.a, part(0, a_count));
+        }
         // Weights are small, as in a model, so that results are of the size of one.
-        let b = random(layer.n * layer.k, seed + 1, 1.7 / (layer.k as f32).sqrt());
-        rig.write(case.b, &b);
+        let spread = 1.7 / (layer.k as f32).sqrt();
+        let b = random(layer.n * layer.k, seed + 1, if layer.narrow { 1.0 } else { spread });
+        // Factors of rows, for each operand its own.
+        let scales = [rows_most, layer.n].map(|count| -> Vec<f32> {
+            (0..count).map(|row| 0.5 + (row * 37 % 64) as f32 / 64.0).collect()
+        });
+        let scales = [scales[0].clone(), scales[1].iter().map(|scale| scale * spread).collect()];
+        if layer.narrow {
+            rig.write(case.b, &codes(&b));
+            rig.write(case.scales[0], &scales[0]);
+            rig.write(case.scales[1], &scales[1]);
+        } else {
+            rig.write(case.b, &b);
+        }
         let (bias, add) =
             (part(777, layer.n), part(99_991, rows_most.min(4608) * case.out_stride()));
         let bias_wide: Vec<f32> = bias.iter().map(|value| value.to_f32()).collect();
@@ -193,7 +246,9 @@ fn products_are_right_and_rows_have_the_same_bits_beside_any_others() {
                 let (row, col) = (sample * 7919 % REFERENCE_ROWS, sample * 104_729 % layer.n);
                 let a = &pool[(row * case.a_stride()) as usize..][..layer.k as usize];
                 let b = &b[(col * layer.k) as usize..][..layer.k as usize];
-                let sum: f64 = a.iter().zip(b).map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+                let sum: f64 = a.iter().zip(b).map(|(a, b)| value(*a) * value(*b)).sum();
+                let scale = f64::from(scales[0][row as usize]) * f64::from(scales[1][col as usize]);
+                let sum = if layer.narrow { sum * scale } else { sum };
                 let sum = if layer.bias { sum + bias[col as usize].to_f64() } else { sum };
                 let sum = if layer.gelu { gelu(sum) } else { sum };
                 let add = add[(row * case.out_stride() + col) as usize].to_f64();
@@ -201,7 +256,12 @@ fn products_are_right_and_rows_have_the_same_bits_beside_any_others() {
             })
             .collect();
         let error = relative_error(&pairs);
-        let limit = if layer.out == DType::F32 { 1e-5 } else { 3e-3 };
+        let limit = match layer.out {
+            DType::F32 => 1e-5,
+            // Sums stay in the tensor cores.
+            _ if layer.narrow => 5e-3,
+            _ => 3e-3,
+        };
         if error.is_nan() || error > limit {
             failures.push(format!("{}: relative error {error:.1e}", layer.name));
         }
@@ -269,6 +329,7 @@ fn what_does_not_serve_is_refused_with_its_figures() {
             "empty",
             Gemm { a: Matrix { rows: 0, ..good.a }, out: Matrix { rows: 0, ..good.out }, ..good },
         ),
+        ("scales", Gemm { scales: Some(RowScales { a: 0, b: 0 }), ..good }),
         ("addend", Gemm { activation: GemmActivation::GeluTanh, add: Some(good.out), ..good }),
     ];
     for (what, gemm) in refused {

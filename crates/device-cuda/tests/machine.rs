@@ -4,16 +4,19 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend, NarrowBackend};
 use plimsoll_device_cuda::CudaMachine;
 use plimsoll_device_cuda::profile::CardProfile;
 use plimsoll_graph::{DType, Graph, PhaseKind};
 use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::Machine;
 
-const LIBRARIES: Backends =
-    Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
-const OWN: Backends = Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own };
+const LIBRARIES: Backends = Backends {
+    gemm: GemmBackend::CublasLt,
+    narrow: NarrowBackend::CublasLtRows,
+    attention: AttentionBackend::Cudnn,
+};
+const OWN: Backends = Backends::OWN;
 
 fn flux_dev() -> Graph {
     let run = FluxRun {
@@ -55,6 +58,34 @@ fn a_step_of_flux_on_an_h200() {
     assert!((step / 0.125 - 1.0).abs() < 0.1, "{step} s");
     let own = CudaMachine::new(CardProfile::h200(), OWN, "");
     assert!(seconds(&graph, &own, PhaseKind::Denoise).0 > step, "own kernels are the slower ones");
+}
+
+/// 69 ms of products and attention at the smoke's rates, and some 15 ms of ops whose time is that of their bytes.
+#[test]
+fn a_step_of_flux_with_products_of_eight_bits() {
+    let run = FluxRun {
+        width: 1024,
+        height: 1024,
+        steps: 28,
+        samples: 1,
+        text_tokens: 512,
+        dtype: DType::BF16,
+        hoist: true,
+    };
+    let narrow = |component: &str, entry: &str| {
+        let is_narrow = plimsoll_models::flux::is_block_matrix(component, entry);
+        if is_narrow { DType::F8E4M3 } else { DType::BF16 }
+    };
+    let graph = FluxModel::dev().graph(&run, &narrow).unwrap();
+    let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, "");
+    let (step, by_kind) = seconds(&graph, &machine, PhaseKind::Denoise);
+    println!("a step in 8 bits: {step:.4} s; {by_kind:.4?}");
+    assert!((0.070..0.100).contains(&step), "{step} s");
+    let unpacked = Backends { narrow: NarrowBackend::Unpacked, ..LIBRARIES };
+    let unpacked = CudaMachine::new(CardProfile::h200(), unpacked, "");
+    let unpacking = seconds(&graph, &unpacked, PhaseKind::Denoise).0;
+    let plain = seconds(&flux_dev(), &machine, PhaseKind::Denoise).0;
+    assert!(step < plain && plain < unpacking, "{step} {plain} {unpacking}");
 }
 
 #[test]

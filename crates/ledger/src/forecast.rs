@@ -2,7 +2,7 @@
 //!
 //! For everything that runs it is [`CudaMachine`], so that a forecast of FLUX.1 in bf16 is the plan of its run.
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Arch, Backends};
 use plimsoll_device_cuda::CudaMachine;
 use plimsoll_graph::{Coding, Graph, Op, OpKind, PlannedOp};
 use plimsoll_plan::Machine;
@@ -21,8 +21,7 @@ pub struct Forecast {
 impl Forecast {
     /// The card of a profile with its libraries.
     pub fn new(known: &Known) -> Self {
-        let backends = Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
-        Self::with_backends(known, backends)
+        Self::with_backends(known, Backends::libraries(Arch::named(&known.profile.arch)))
     }
 
     /// The card of a profile with given kernels.

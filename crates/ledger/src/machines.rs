@@ -200,6 +200,7 @@ impl Machines {
 fn derive(card: &Card, bus: &Bus, class: &Class, measured: &CardProfile) -> Known {
     let bf16 = card.bf16_flops_per_second.value;
     let memory = card.memory_bytes_per_second.value * class.memory;
+    let fp8 = card.fp8_flops_per_second.as_ref().map(|fp8| fp8.value * class.fp8_gemm);
     let rates = |rates: &Rates| {
         let at = rates.gemm_flops_per_second(ROWS);
         let library = measured.libraries.as_ref().unwrap_or(rates).gemm_flops_per_second(ROWS);
@@ -211,14 +212,19 @@ fn derive(card: &Card, bus: &Bus, class: &Class, measured: &CardProfile) -> Know
             flops_per_second: rate.flops_per_second
                 * if rate.rows == 1 { memory / measured.memory_bytes_per_second } else { scale },
         });
+        let narrow = rates.narrow_gemm.iter().filter_map(|rate| {
+            let at = rates.narrow_flops_per_second(ROWS);
+            let flops_per_second = rate.flops_per_second * fp8? / at;
+            Some(RowRate { rows: rate.rows, flops_per_second })
+        });
         let attention = rates.attention_flops_per_second;
         let best = measured.libraries.as_ref().unwrap_or(rates).attention_flops_per_second;
         Rates {
             gemm: gemm.collect(),
+            narrow_gemm: narrow.collect(),
             attention_flops_per_second: bf16 * class.attention * (attention / best),
         }
     };
-    let fp8 = card.fp8_flops_per_second.as_ref().map(|fp8| fp8.value * class.fp8_gemm);
     Known {
         fp8_speedup: fp8.map(|fp8| fp8 / (bf16 * class.gemm)),
         band: Some(class.band),

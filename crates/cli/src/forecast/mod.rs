@@ -4,7 +4,7 @@ pub(crate) mod args;
 mod print;
 mod thumb;
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Arch, Backends};
 use plimsoll_device_cuda::profile::CardProfile;
 use plimsoll_ledger::{
     Ask, Codings, Curve, Forecast, HostLedger, Known, KnownModel, LedgerError, Machines, Recipe,
@@ -191,10 +191,8 @@ fn machine(args: &PlanArgs) -> Result<(Known, Forecast), Failure> {
         }
     };
     let backends = match args.run.kernels {
-        KernelsName::Auto => {
-            Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn }
-        }
-        KernelsName::Own => Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own },
+        KernelsName::Auto => Backends::libraries(Arch::named(&known.profile.arch)),
+        KernelsName::Own => Backends::OWN,
     };
     let machine = Forecast::with_backends(&known, backends);
     Ok((known, machine))

@@ -11,11 +11,18 @@ use super::{tasks, workspace_bytes};
 use crate::arch::Arch;
 use crate::shape::bound_shapes;
 use crate::signature::{Signature, signatures};
-use crate::task::{Arg, AttentionBackend, Backends, GemmActivation, GemmBackend, Launch, Task};
+use crate::task::{
+    Arg, AttentionBackend, Backends, GemmActivation, GemmBackend, Launch, NarrowBackend, RowScales,
+    Task,
+};
 
-const OWN: Backends = Backends { gemm: GemmBackend::Own, attention: AttentionBackend::Own };
-const LIBRARIES: Backends =
-    Backends { gemm: GemmBackend::CublasLt, attention: AttentionBackend::Cudnn };
+const OWN: Backends = Backends::OWN;
+const LIBRARIES: Backends = Backends {
+    gemm: GemmBackend::CublasLt,
+    narrow: NarrowBackend::Unpacked,
+    attention: AttentionBackend::Cudnn,
+};
+const NARROW: Backends = Backends { narrow: NarrowBackend::CublasLtRows, ..LIBRARIES };
 
 /// Where the scratch of an op under test begins.
 const SCRATCH: u64 = 1 << 40;
@@ -64,6 +71,7 @@ fn made(kind: OpKind<Mat, Mat>, backends: Backends) -> Vec<Task> {
             Task::Gemm(gemm) => {
                 let mut all = vec![gemm.a.offset, gemm.b.offset, gemm.out.offset];
                 all.extend(gemm.bias);
+                all.extend(gemm.scales.iter().flat_map(|scales| [scales.a, scales.b]));
                 all.extend(gemm.add.map(|add| add.offset));
                 (all, Some(gemm.workspace))
             }
@@ -128,15 +136,7 @@ fn a_weight_in_eight_bits_is_unpacked_and_then_a_bf16_weight() {
             let [x, weight, bias, out, gate] = layer(m, n, k);
             let residual = || Some(Residual { base: out, gate: Some(gate) });
             let plain = linear([x, weight, bias, out, gate], Activation::None, residual());
-            let narrow = OpKind::Linear {
-                x,
-                weight: Mat { dtype: DType::F8E4M3, ..weight },
-                weight_scale: Some(mat(9 << 34, 1, n, DType::F32)),
-                bias: Some(bias),
-                activation: Activation::None,
-                residual: residual(),
-                out,
-            };
+            let narrow = narrow([x, weight, bias, out, gate], Activation::None, true);
             let bytes = |kind: &OpKind<Mat, Mat>| workspace_bytes(&bound_shapes(kind), backends);
             let unpacked = (2 * n * k).next_multiple_of(256);
             assert_eq!(bytes(&narrow), unpacked + bytes(&plain));
@@ -160,6 +160,89 @@ fn a_weight_in_eight_bits_is_unpacked_and_then_a_bf16_weight() {
             }
         }
     }
+}
+
+/// A layer over a weight stored in 8 bits.
+fn narrow(
+    [x, weight, bias, out, gate]: [Mat; 5],
+    activation: Activation,
+    has_residual: bool,
+) -> OpKind<Mat, Mat> {
+    OpKind::Linear {
+        x,
+        weight: Mat { dtype: DType::F8E4M3, ..weight },
+        weight_scale: Some(mat(9 << 34, 1, weight.rows, DType::F32)),
+        bias: Some(bias),
+        activation,
+        residual: has_residual.then_some(Residual { base: out, gate: Some(gate) }),
+        out,
+    }
+}
+
+#[test]
+fn rows_are_quantized_for_products_of_eight_bits_whatever_their_number() {
+    for m in [1, 16, 77, 4608] {
+        for (n, k, kernel) in [
+            (9216, 3072, "quantize_f8_4"),
+            (3072, 15360, "quantize_f8_16"),
+            (3072, 32768, "quantize_f8_any"),
+        ] {
+            for has_residual in [false, true] {
+                let tasks = made(narrow(layer(m, n, k), Activation::None, has_residual), NARROW);
+                let quantize = launch(&tasks[0]);
+                assert_eq!(quantize.grid, [u32::try_from(m).unwrap(), 1, 1]);
+                assert_eq!(quantize.kernel, kernel);
+                let Task::Gemm(gemm) = &tasks[1] else { panic!("{tasks:?}") };
+                let (scales, x8) = (SCRATCH + 256, SCRATCH + 256 + (4 * m).next_multiple_of(256));
+                assert_eq!(gemm.scales, Some(RowScales { a: scales, b: 9 << 34 }));
+                assert!(quantize.args.contains(&Arg::Arena(scales)), "{quantize:?}");
+                assert!(quantize.args.contains(&Arg::Arena(x8)), "{quantize:?}");
+                assert_eq!((gemm.a.offset, gemm.a.dtype, gemm.a.stride), (x8, DType::F8E4M3, k));
+                assert_eq!((gemm.b.offset, gemm.b.dtype), (1 << 34, DType::F8E4M3));
+                assert_eq!(tasks.len(), 2 + usize::from(has_residual));
+                assert_eq!(gemm.out.offset != 3 << 34, has_residual);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_no_product_of_eight_bits_is_unpacked() {
+    let operands = layer(77, 64, 64);
+    let f32s = operands.map(|mat| Mat { dtype: DType::F32, ..mat });
+    for (kind, what) in [
+        (narrow(f32s, Activation::None, false), "f32"),
+        (narrow(operands, Activation::Silu, false), "an activation that is not fused"),
+        (narrow(layer(77, 64, 72), Activation::None, false), "a depth of 72"),
+        (narrow(layer(77, 72, 64), Activation::None, false), "72 columns"),
+    ] {
+        let tasks = made(kind.clone(), NARROW);
+        assert!(launch(&tasks[0]).kernel.starts_with("unpack_f8"), "{what}");
+        assert_eq!(tasks, made(kind, LIBRARIES), "{what}");
+    }
+    for backends in [OWN, LIBRARIES] {
+        let tasks = made(narrow(operands, Activation::None, false), backends);
+        assert_eq!(launch(&tasks[0]).kernel, "unpack_f8_16");
+    }
+}
+
+#[test]
+fn a_product_of_eight_bits_at_odd_addresses_is_refused() {
+    let [x, weight, bias, out, gate] = layer(77, 64, 64);
+    for odd in [
+        [x, weight, bias, Mat { offset: out.offset + 2, ..out }, gate],
+        [x, weight, Mat { offset: bias.offset + 8, ..bias }, out, gate],
+    ] {
+        let kind = narrow(odd, Activation::None, false);
+        let bytes = workspace_bytes(&bound_shapes(&kind), NARROW);
+        let workspace = Region { offset: SCRATCH, bytes };
+        let op = BoundOp { op: Op { name: "op".to_owned(), kind }, workspace };
+        assert!(tasks(&op, NARROW).is_err());
+    }
+    // Whatever the operand's own address, it is read.
+    let odd = Mat { offset: x.offset + 2, ..x };
+    let tasks = made(narrow([odd, weight, bias, out, gate], Activation::None, false), NARROW);
+    assert_eq!(launch(&tasks[0]).kernel, "quantize_f8_any");
 }
 
 #[test]

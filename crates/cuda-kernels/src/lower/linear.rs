@@ -1,5 +1,6 @@
-//! Linear layers: one launch of an own kernel, or a library's product with at most one launch after it; before either,
-//! a weight stored in 8 bits is unpacked.
+//! Linear layers: one launch of an own kernel, or a library's product with at most one launch after it.
+//!
+//! Over a weight stored in 8 bits either [`super::narrow`] multiplies 8 bits by 8 bits, or the weight is unpacked first.
 //!
 //! What a library computes is decided by shapes and types, so that the scratch asked for is the scratch used.
 //! Where addresses then do not suit it, an own kernel computes the layer, without scratch.
@@ -8,9 +9,10 @@ use plimsoll_device::{BoundOp, Mat, Region};
 use plimsoll_graph::{Activation, DType, OpKind, Residual};
 
 use super::light;
+use super::narrow;
 use super::product::{Product, THIN_ROWS, Tail, is_aligned, launch};
 use super::unpack::{self, unpack};
-use crate::shape::Shape;
+use crate::shape::{Shape, bound_shapes};
 use crate::task::{Backends, Gemm, GemmActivation, GemmBackend, Matrix, Task, Unsupported};
 
 /// Scratch of the library for a product: a counter of tiles was the most it took.
@@ -32,22 +34,54 @@ enum Route {
     ThenResidual,
 }
 
-/// The types that a route depends on; `None` where the operand is absent.
-struct Types {
-    rows: u64,
-    x: DType,
-    w: DType,
-    bias: Option<DType>,
-    base: Option<DType>,
+/// What a route depends on: sizes, types (`None` where the operand is absent) and what follows the product.
+pub(super) struct Types {
+    pub(super) rows: u64,
+    pub(super) n: u64,
+    pub(super) k: u64,
+    pub(super) x: DType,
+    /// In which the weight lies in memory.
+    pub(super) stored: DType,
+    pub(super) bias: Option<DType>,
+    pub(super) activation: Activation,
+    pub(super) base: Option<DType>,
     has_gate: bool,
-    out: DType,
+    pub(super) out: DType,
 }
 
-fn route(types: &Types, activation: Activation, backends: Backends) -> Route {
+impl Types {
+    /// Of a linear layer; `None` for another op.
+    fn of(op: &OpKind<Shape, Shape>) -> Option<Self> {
+        let OpKind::Linear { x, weight, weight_scale: _, bias, activation, residual, out } = op
+        else {
+            return None;
+        };
+        Some(Self {
+            rows: x.rows,
+            n: weight.rows,
+            k: x.cols,
+            x: x.dtype,
+            stored: weight.dtype,
+            bias: bias.as_ref().map(|bias| bias.dtype),
+            activation: *activation,
+            base: residual.as_ref().map(|residual| residual.base.dtype),
+            has_gate: residual.as_ref().is_some_and(|residual| residual.gate.is_some()),
+            out: out.dtype,
+        })
+    }
+
+    /// The type in which the weight meets its product where it is unpacked.
+    fn multiplied(&self) -> DType {
+        if self.stored == DType::F8E4M3 { DType::BF16 } else { self.stored }
+    }
+}
+
+fn route(types: &Types, backends: Backends) -> Route {
+    let activation = types.activation;
     let is_library = backends.gemm == GemmBackend::CublasLt
         // Own kernels read the weight at the rate of memory there.
         && types.rows > THIN_ROWS
-        && [types.x, types.w, types.out].iter().all(|dtype| *dtype == DType::BF16)
+        && [types.x, types.multiplied(), types.out].iter().all(|dtype| *dtype == DType::BF16)
         && types.bias.is_none_or(|bias| bias == types.out);
     if !is_library {
         return Route::Own;
@@ -64,11 +98,6 @@ fn route(types: &Types, activation: Activation, backends: Backends) -> Route {
     }
 }
 
-/// The type in which a weight meets its product.
-fn multiplied(stored: DType) -> DType {
-    if stored == DType::F8E4M3 { DType::BF16 } else { stored }
-}
-
 fn scratch_bytes(route: Route, rows: u64, cols: u64) -> u64 {
     match route {
         Route::Own => 0,
@@ -79,33 +108,46 @@ fn scratch_bytes(route: Route, rows: u64, cols: u64) -> u64 {
     }
 }
 
+/// Whether an op is a product of 8-bit operands.
+pub fn is_narrow_product(op: &OpKind<Shape, Shape>, backends: Backends) -> bool {
+    Types::of(op).is_some_and(|types| narrow::takes(&types, backends))
+}
+
 pub(super) fn workspace_bytes(op: &OpKind<Shape, Shape>, backends: Backends) -> u64 {
-    let OpKind::Linear { x, weight, weight_scale: _, bias, activation, residual, out } = op else {
-        return 0;
-    };
-    let types = Types {
-        rows: x.rows,
-        x: x.dtype,
-        w: multiplied(weight.dtype),
-        bias: bias.as_ref().map(|bias| bias.dtype),
-        base: residual.as_ref().map(|residual| residual.base.dtype),
-        has_gate: residual.as_ref().is_some_and(|residual| residual.gate.is_some()),
-        out: out.dtype,
-    };
-    unpack::bytes(weight.rows, weight.cols, weight.dtype)
-        + scratch_bytes(route(&types, *activation, backends), out.rows, out.cols)
+    match Types::of(op) {
+        None => 0,
+        Some(types) if narrow::takes(&types, backends) => narrow::scratch_bytes(&types),
+        Some(types) => {
+            unpack::bytes(types.n, types.k, types.stored)
+                + scratch_bytes(route(&types, backends), types.rows, types.n)
+        }
+    }
 }
 
 pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsupported> {
     let name = op.op.name.as_str();
-    let OpKind::Linear { x, weight: stored, weight_scale, bias, activation, residual, out } =
-        &op.op.kind
+    let (
+        OpKind::Linear { x, weight: stored, weight_scale, bias, activation, residual, out },
+        Some(types),
+    ) = (&op.op.kind, Types::of(&bound_shapes(&op.op.kind)))
     else {
         return Err(Unsupported { what: name.to_owned() });
+    };
+    let layer = |weight| Layer {
+        name,
+        x,
+        weight,
+        bias: bias.as_ref(),
+        activation: *activation,
+        residual,
+        out,
     };
     let mut workspace = op.workspace;
     let (first, weight) = match weight_scale {
         None => (None, *stored),
+        Some(scale) if narrow::takes(&types, backends) => {
+            return narrow::tasks(&layer(stored), scale, workspace);
+        }
         Some(scale) => {
             let (launch, unpacked) = unpack(name, stored, scale, workspace)?;
             let taken = unpack::bytes(stored.rows, stored.cols, stored.dtype);
@@ -114,19 +156,8 @@ pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsup
             (Some(Task::Launch(launch)), unpacked)
         }
     };
-    let weight = &weight;
-    let types = Types {
-        rows: x.rows,
-        x: x.dtype,
-        w: weight.dtype,
-        bias: bias.map(|bias| bias.dtype),
-        base: residual.as_ref().map(|residual| residual.base.dtype),
-        has_gate: residual.as_ref().is_some_and(|residual| residual.gate.is_some()),
-        out: out.dtype,
-    };
-    let layer =
-        Layer { name, x, weight, bias: bias.as_ref(), activation: *activation, residual, out };
-    let route = route(&types, *activation, backends);
+    let layer = layer(&weight);
+    let route = route(&types, backends);
     if route == Route::Own || !layer.suits_library(route) {
         return Ok(first.into_iter().chain([layer.own()?]).collect());
     }
@@ -139,14 +170,15 @@ pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsup
     Ok(first.into_iter().chain(tasks).collect())
 }
 
-struct Layer<'a> {
-    name: &'a str,
-    x: &'a Mat,
-    weight: &'a Mat,
-    bias: Option<&'a Mat>,
-    activation: Activation,
-    residual: &'a Option<Residual<Mat>>,
-    out: &'a Mat,
+/// A layer's operands.
+pub(super) struct Layer<'a> {
+    pub(super) name: &'a str,
+    pub(super) x: &'a Mat,
+    pub(super) weight: &'a Mat,
+    pub(super) bias: Option<&'a Mat>,
+    pub(super) activation: Activation,
+    pub(super) residual: &'a Option<Residual<Mat>>,
+    pub(super) out: &'a Mat,
 }
 
 impl Layer<'_> {
@@ -189,6 +221,7 @@ impl Layer<'_> {
         let gemm = Task::Gemm(Gemm {
             a: matrix(self.x),
             b: matrix(self.weight),
+            scales: None,
             bias: self.bias.map(|bias| bias.offset),
             activation: match self.activation {
                 Activation::GeluTanh => GemmActivation::GeluTanh,
@@ -217,7 +250,8 @@ impl Layer<'_> {
     }
 }
 
-fn matrix(mat: &Mat) -> Matrix {
+/// An operand as a library takes it.
+pub(super) fn matrix(mat: &Mat) -> Matrix {
     Matrix {
         offset: mat.offset,
         rows: mat.rows,

@@ -9,12 +9,14 @@ mod conv;
 mod heavy_tests;
 mod light;
 mod linear;
+mod narrow;
 mod product;
 mod unpack;
 
 use plimsoll_device::BoundOp;
 use plimsoll_graph::OpKind;
 
+pub use linear::is_narrow_product;
 pub use unpack::unpacked_bytes;
 
 use crate::shape::Shape;

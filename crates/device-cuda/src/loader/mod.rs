@@ -10,7 +10,7 @@ mod folders;
 use std::path::PathBuf;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend};
 
 pub use find::{LibraryReport, Refusal};
 pub(crate) use find::{Wanted, find, functions, mapped_files};
@@ -42,6 +42,8 @@ pub struct LibraryOptions {
     pub places: Option<Places>,
     /// Use own kernels for products even where cuBLASLt is there.
     pub without_cublas_lt: bool,
+    /// Unpack weights stored in 8 bits even where cuBLASLt multiplies 8 bits by 8 bits.
+    pub without_narrow_products: bool,
     /// Use own kernels for attention even where cuDNN is there.
     pub without_cudnn: bool,
     /// Architecture of the card, for rules that were proven on it; absent means none is assumed.
@@ -99,7 +101,10 @@ impl Libraries {
     pub fn open(options: &LibraryOptions) -> Self {
         let Found { lt, dnn, reports } = Found::search(options);
         let mut opened = Self { lt: None, dnn: None, reports };
-        match lt.map(|functions| Lt::open(functions, options.arch)).transpose() {
+        match lt
+            .map(|functions| Lt::open(functions, options.arch, !options.without_narrow_products))
+            .transpose()
+        {
             Ok(lt) => opened.lt = lt,
             Err(error) => opened.refuse(CUBLAS_LT.name, &error),
         }
@@ -124,6 +129,11 @@ impl Libraries {
     pub fn backends(&self) -> Backends {
         Backends {
             gemm: if self.lt.is_some() { GemmBackend::CublasLt } else { GemmBackend::Own },
+            narrow: if self.lt.as_ref().is_some_and(Lt::has_f8_rows) {
+                NarrowBackend::CublasLtRows
+            } else {
+                NarrowBackend::Unpacked
+            },
             attention: if self.dnn.is_some() {
                 AttentionBackend::Cudnn
             } else {
@@ -134,7 +144,10 @@ impl Libraries {
 
     /// Names and versions of the libraries in use, part of a plan's arithmetic.
     pub fn arithmetic(&self) -> String {
-        let lt = self.lt.as_ref().map(|lt| format!(" cublaslt {}", lt.version()));
+        let lt = self.lt.as_ref().map(|lt| {
+            let narrow = if lt.has_f8_rows() { " f8" } else { "" };
+            format!(" cublaslt {}{narrow}", lt.version())
+        });
         let dnn = self.dnn.as_ref().map(|dnn| format!(" cudnn {}", dnn.version()));
         lt.into_iter().chain(dnn).collect()
     }

@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::cublaslt::sys;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use plimsoll_cuda_kernels::{Arch, Gemm, GemmActivation, Matrix};
+use plimsoll_cuda_kernels::{Arch, Gemm, GemmActivation, Matrix, RowScales};
 use plimsoll_graph::DType;
 use plimsoll_plan::Region;
 
@@ -39,6 +39,10 @@ pub(crate) use self::functions::LtFunctions;
 /// Rows for which a class's reference is chosen: FLUX's at 1024x1024.
 pub const REFERENCE_ROWS: u64 = 4608;
 
+/// Version from which on a product of e4m3 operands takes a scale for each row, on Hopper alone. Source: cuBLAS release
+/// notes of CUDA 12.9.
+const F8_ROWS_SINCE: (usize, usize, usize) = (12, 9, 0);
+
 /// Card, library version and algorithm number of families in which tile, stages, cluster and order of blocks
 /// change no bit.
 const PROVEN: [(Arch, (usize, usize, usize), i32); 1] = [(Arch::Sm90a, (13, 1, 0), 66)];
@@ -49,6 +53,7 @@ pub struct Lt {
     functions: LtFunctions,
     handle: sys::cublasLtHandle_t,
     arch: Option<Arch>,
+    has_f8_rows: bool,
     references: Mutex<HashMap<Class, Algorithm>>,
     choices: Mutex<HashMap<(Class, Extent), Algorithm>>,
 }
@@ -65,12 +70,13 @@ pub struct PreparedGemm {
     algorithm: Algorithm,
     a: u64,
     b: u64,
+    scales: Option<RowScales>,
     bias: Option<u64>,
     add: Option<u64>,
     out: u64,
     workspace: Region,
-    /// Arena for which the descriptor's bias pointer stands; held while the descriptor is used.
-    bias_base: Mutex<Option<CUdeviceptr>>,
+    /// Arena for which the descriptor's own pointers, bias and scales, stand; held while the descriptor is used.
+    pointed: Mutex<Option<CUdeviceptr>>,
 }
 
 impl PreparedGemm {
@@ -90,11 +96,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lt {
-    /// Makes a handle in the current context.
+    /// Makes a handle in the current context; 8 bits are multiplied by 8 bits where `narrow` allows it and the card
+    /// and the version have it.
     ///
     /// # Errors
     /// [`CudaError::Library`]: a driver that is too old for the library, for instance.
-    pub(crate) fn open(functions: LtFunctions, arch: Option<Arch>) -> Result<Self, CudaError> {
+    pub(crate) fn open(
+        functions: LtFunctions,
+        arch: Option<Arch>,
+        narrow: bool,
+    ) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local.
         check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut handle) })?;
@@ -102,6 +113,9 @@ impl Lt {
             functions,
             handle,
             arch,
+            has_f8_rows: narrow
+                && arch == Some(Arch::Sm90a)
+                && functions.version() >= F8_ROWS_SINCE,
             references: Mutex::default(),
             choices: Mutex::default(),
         })
@@ -134,11 +148,12 @@ impl Lt {
             algorithm,
             a: gemm.a.offset,
             b: gemm.b.offset,
+            scales: gemm.scales,
             bias: gemm.bias,
             add: gemm.add.map(|add| add.offset),
             out: gemm.out.offset,
             workspace: gemm.workspace,
-            bias_base: Mutex::new(None),
+            pointed: Mutex::new(None),
         })
     }
 
@@ -222,19 +237,22 @@ impl Lt {
         const ZERO: f32 = 0.0;
         let at = |offset: u64| (arena_base + offset) as *mut std::ffi::c_void;
         let descriptors = &prepared.descriptors;
-        let mut bias_base = lock(&prepared.bias_base);
-        if let Some(bias) = prepared.bias
-            && *bias_base != Some(arena_base)
-        {
-            let address = arena_base + bias;
-            descriptors.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
-            *bias_base = Some(arena_base);
+        let mut pointed = lock(&prepared.pointed);
+        if *pointed != Some(arena_base) {
+            if let Some(bias) = prepared.bias {
+                let address = arena_base + bias;
+                descriptors.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+            }
+            if let Some(RowScales { a, b }) = prepared.scales {
+                descriptors.set_scales([a, b].map(|offset| arena_base + offset))?;
+            }
+            *pointed = Some(arena_base);
         }
         let (beta, add, add_layout) = match prepared.add {
             Some(add) => (&ONE, add, descriptors.add),
             None => (&ZERO, prepared.out, descriptors.out),
         };
-        // SAFETY: handle and descriptors are alive and the lock keeps the bias pointer; the addresses are the
+        // SAFETY: handle and descriptors are alive and the lock keeps their pointers; the addresses are the
         // card's, which the host does not follow.
         let status = unsafe {
             (self.functions.cublasLtMatmul)(
@@ -259,7 +277,12 @@ impl Lt {
         check("cublasLtMatmul", status)
     }
 
-    /// Runs a small product in `scratch`, so that the library has taken what it takes of the device.
+    /// Whether it multiplies 8 bits by 8 bits with a scale for each row.
+    pub fn has_f8_rows(&self) -> bool {
+        self.has_f8_rows
+    }
+
+    /// Runs small products in `scratch`, so that the library has taken what it takes of the device.
     ///
     /// # Safety
     /// `stream` is a live stream of this context, and `scratch` so many bytes that outlive its work.
@@ -277,24 +300,31 @@ impl Lt {
                 4 * bytes
             )));
         }
-        let matrix = |index: u64| Matrix {
+        let matrix = |index: u64, dtype: DType| Matrix {
             offset: index * bytes,
             rows: SIDE,
             cols: SIDE,
             stride: SIDE,
-            dtype: DType::BF16,
+            dtype,
         };
-        let prepared = self.prepare(&Gemm {
-            a: matrix(0),
-            b: matrix(1),
+        let product = |dtype: DType, scales: Option<RowScales>| Gemm {
+            a: matrix(0, dtype),
+            b: matrix(1, dtype),
+            scales,
             bias: None,
             activation: GemmActivation::None,
             add: None,
-            out: matrix(2),
-            workspace: Region { offset: 3 * bytes, bytes },
-        })?;
-        // SAFETY: as this function's; all operands lie in the scratch, by the check above.
-        unsafe { self.launch(&prepared, scratch, stream) }
+            out: matrix(2, DType::BF16),
+            workspace: Region { offset: 3 * bytes, bytes: bytes / 2 },
+        };
+        let scales = RowScales { a: 3 * bytes + bytes / 2, b: 3 * bytes + bytes / 2 };
+        let narrow = self.has_f8_rows().then(|| product(DType::F8E4M3, Some(scales)));
+        for gemm in [Some(product(DType::BF16, None)), narrow].into_iter().flatten() {
+            let prepared = self.prepare(&gemm)?;
+            // SAFETY: as this function's; all operands lie in the scratch, by the check above.
+            unsafe { self.launch(&prepared, scratch, stream) }?;
+        }
+        Ok(())
     }
 }
 

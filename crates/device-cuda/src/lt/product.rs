@@ -9,6 +9,7 @@ use std::ptr;
 use cudarc::cublaslt::sys;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Field;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
+use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as Scale;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 use cudarc::cublaslt::sys::cudaDataType_t as Type;
 use plimsoll_cuda_kernels::{Gemm, GemmActivation, Matrix};
@@ -28,6 +29,10 @@ const ALIGNMENT: u64 = 16;
 pub(super) enum Format {
     /// bf16 operands, sums in `f32`.
     Bf16,
+    /// e4m3 operands with an `f32` scale for each row of both, sums in the tensor cores' own accumulator: 4 to 20 %
+    /// faster than with sums carried over to `f32` between, and its error is a tenth of what 8 bits cost already
+    /// (`bench/runs/2026-11-30-h200`: 3.4e-3 against some 3e-2).
+    F8Rows,
 }
 
 /// Element type of a result, its addend and its bias.
@@ -85,7 +90,7 @@ impl Extent {
 
 /// Checks a product and takes its class and extent.
 pub(super) fn describe(gemm: &Gemm) -> Result<(Class, Extent), CudaError> {
-    let Gemm { a, b, bias, activation, add, out, workspace } = gemm;
+    let Gemm { a, b, scales, bias, activation, add, out, workspace } = gemm;
     let (m, n, k) = (out.rows, out.cols, a.cols);
     let fits = |add: &Matrix| (add.rows, add.cols, add.dtype) == (m, n, out.dtype);
     if a.rows != m || b.rows != n || b.cols != k || add.is_some_and(|add| !fits(&add)) {
@@ -94,8 +99,9 @@ pub(super) fn describe(gemm: &Gemm) -> Result<(Class, Extent), CudaError> {
     if m == 0 || n == 0 || k == 0 {
         return Err(unsupported(format!("an empty product: {gemm:?}")));
     }
-    let format = match (a.dtype, b.dtype) {
-        (DType::BF16, DType::BF16) => Format::Bf16,
+    let format = match (a.dtype, b.dtype, scales) {
+        (DType::BF16, DType::BF16, None) => Format::Bf16,
+        (DType::F8E4M3, DType::F8E4M3, Some(_)) => Format::F8Rows,
         types => return Err(unsupported(format!("operands of types {types:?}"))),
     };
     let out_type = match out.dtype {
@@ -119,8 +125,11 @@ pub(super) fn describe(gemm: &Gemm) -> Result<(Class, Extent), CudaError> {
             )));
         }
     }
-    if bias.is_some_and(|offset| offset % ALIGNMENT != 0) {
-        return Err(unsupported(format!("a bias that is not at a multiple of {ALIGNMENT} bytes")));
+    let scales = scales.iter().flat_map(|scales| [scales.a, scales.b]);
+    if bias.iter().copied().chain(scales).any(|offset| offset % ALIGNMENT != 0) {
+        return Err(unsupported(format!(
+            "a bias or scales that are not at a multiple of {ALIGNMENT} bytes"
+        )));
     }
     let class = Class {
         format,
@@ -224,8 +233,18 @@ impl Descriptors {
         if class.has_bias {
             made.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out)?;
         }
-        let Format::Bf16 = class.format;
-        let operand = Type::CUDA_R_16BF;
+        let operand = match class.format {
+            Format::Bf16 => Type::CUDA_R_16BF,
+            Format::F8Rows => {
+                let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+                made.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
+                made.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+                // The heuristic asks whether there are scales and reads none of them.
+                made.set_scales([ALIGNMENT; 2])?;
+                made.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1_i8)?;
+                Type::CUDA_R_8F_E4M3
+            }
+        };
         made.b = made.layout(operand, class.k, class.n, extent.b_stride)?;
         made.a = made.layout(operand, class.k, extent.rows, extent.a_stride)?;
         made.add = made.layout(out, class.n, extent.rows, extent.add_stride)?;
@@ -240,6 +259,13 @@ impl Descriptors {
             (self.functions.cublasLtMatmulDescSetAttribute)(self.product, attribute, value, bytes)
         };
         check("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    /// Addresses of the scales of `a`'s and `b`'s rows.
+    pub(super) fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), CudaError> {
+        // The library's first matrix is our second.
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
     }
 
     fn layout(

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use plimsoll_cuda_kernels::{bound_shapes, workspace_bytes};
+use plimsoll_cuda_kernels::{Backends, NarrowBackend, bound_shapes, workspace_bytes};
 use plimsoll_device::{DeviceError, Mat};
 use plimsoll_graph::OpKind;
 use plimsoll_host::SharedMapping;
@@ -77,7 +77,7 @@ pub fn measure(
     own_options.libraries.without_cudnn = true;
 
     let with_bench = |options: &CardOptions,
-                      work: &mut dyn FnMut(&mut Bench<'_>) -> Result<(), DeviceError>|
+                      work: &mut dyn FnMut(&mut Bench<'_>, Backends) -> Result<(), DeviceError>|
      -> Result<CardProfile, DeviceError> {
         let card = Card::open(index, options.clone())?;
         let backends = card.backends();
@@ -99,34 +99,41 @@ pub fn measure(
         };
         let mut device = CudaDevice::new(card, arena_bytes(effort, &scratch))?;
         device.set_mappings(mapping.as_slice());
-        work(&mut Bench::new(&mut device, &scratch, source, effort)?)?;
+        work(&mut Bench::new(&mut device, &scratch, source, effort)?, backends)?;
         device.set_mappings(&[]);
         Ok(profile)
     };
 
+    let round_rows = |rates: &[RowRate]| -> Vec<RowRate> {
+        let round =
+            |rate: &RowRate| RowRate { flops_per_second: rounded(rate.flops_per_second), ..*rate };
+        rates.iter().map(round).collect()
+    };
     let round = |rates: Rates| Rates {
-        gemm: rates
-            .gemm
-            .iter()
-            .map(|rate| RowRate { flops_per_second: rounded(rate.flops_per_second), ..*rate })
-            .collect(),
+        gemm: round_rows(&rates.gemm),
+        narrow_gemm: round_rows(&rates.narrow_gemm),
         attention_flops_per_second: rounded(rates.attention_flops_per_second),
     };
     let mut found = None;
-    let mut profile = with_bench(options, &mut |bench| {
+    let mut profile = with_bench(options, &mut |bench, backends| {
         let link = bench.link()?;
-        found = Some((link, bench.copy_share(link)?, bench.rates()?));
+        let (share, mut rates) = (bench.copy_share(link)?, bench.rates()?);
+        let (memory, launch) = (bench.memory_bytes_per_second()?, bench.launch_seconds()?);
+        if backends.narrow == NarrowBackend::CublasLtRows {
+            rates.narrow_gemm = bench.narrow_rates(memory, launch)?;
+        }
+        found = Some((link, share, rates, memory, launch));
         Ok(())
     })?;
-    let Some((link, copy_share, rates)) = found else { unreachable!("set above") };
+    let Some((link, copy_share, rates, memory, launch)) = found else { unreachable!("set above") };
     profile.link_bytes_per_second = rounded(link.bytes_per_second);
     profile.copy_seconds = rounded(link.copy_seconds);
     profile.copy_share = rounded(copy_share);
-    with_bench(&own_options, &mut |bench| {
+    profile.memory_bytes_per_second = rounded(memory);
+    profile.launch_seconds = rounded(launch);
+    with_bench(&own_options, &mut |bench, _| {
         profile.own = round(bench.rates()?);
         profile.conv_flops_per_second = rounded(bench.conv_flops_per_second()?);
-        profile.memory_bytes_per_second = rounded(bench.memory_bytes_per_second()?);
-        profile.launch_seconds = rounded(bench.launch_seconds()?);
         Ok(())
     })?;
     let has_libraries = profile.source.contains("cublaslt") || profile.source.contains("cudnn");

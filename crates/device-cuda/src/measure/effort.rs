@@ -93,7 +93,9 @@ pub fn arena_bytes(effort: &Effort, workspace_bytes: &dyn Fn(&OpKind<Mat, Mat>) 
 
 fn all_ops(effort: &Effort) -> Vec<OpKind<Mat, Mat>> {
     let products = effort.rows.iter().map(|rows| product(effort, *rows, 0));
+    let narrow = effort.rows.iter().map(|rows| narrow_product(effort, *rows, 0));
     products
+        .chain(narrow)
         .chain([attention(effort), convolution(effort), addition(effort), tiny(effort)])
         .collect()
 }
@@ -109,6 +111,16 @@ pub(super) fn product(effort: &Effort, rows: u64, place: u64) -> OpKind<Mat, Mat
         residual: None,
         out: mat(effort.random_bytes(), rows, n),
     }
+}
+
+/// The same over a weight stored in 8 bits; any bytes are such numbers, and two random bf16 numbers are a scale.
+pub(super) fn narrow_product(effort: &Effort, rows: u64, place: u64) -> OpKind<Mat, Mat> {
+    let mut op = product(effort, rows, place);
+    if let OpKind::Linear { weight, weight_scale, .. } = &mut op {
+        weight.dtype = DType::F8E4M3;
+        *weight_scale = Some(Mat { dtype: DType::F32, ..mat(0, 1, effort.n) });
+    }
+    op
 }
 
 pub(super) fn attention(effort: &Effort) -> OpKind<Mat, Mat> {

@@ -16,7 +16,7 @@ use plimsoll_graph::{DType, Op, OpKind};
 
 pub use card::measure;
 pub use effort::{Effort, arena_bytes};
-use effort::{PLACES, addition, attention, convolution, product, tiny};
+use effort::{PLACES, addition, attention, convolution, narrow_product, product, tiny};
 
 use crate::profile::{Rates, RowRate};
 
@@ -156,25 +156,59 @@ impl<'b> Bench<'b> {
         Ok(self.seconds_each(&make, Lane::Compute, seconds, &command)?.0)
     }
 
-    /// Rates of products and attention.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn rates(&mut self) -> Result<Rates, DeviceError> {
+    /// Seconds of a product at each number of rows.
+    fn product_seconds(
+        &mut self,
+        product: impl Fn(&Effort, u64, u64) -> OpKind<Mat, Mat>,
+    ) -> Result<Vec<(u64, f64)>, DeviceError> {
         let effort = self.effort;
-        let mut gemm = Vec::new();
+        let mut found = Vec::new();
         for (index, &rows) in effort.rows.iter().enumerate() {
             let is_last = index + 1 == effort.rows.len();
             let seconds = if is_last { effort.sustained_seconds } else { effort.seconds };
             let kinds: Vec<_> = (0..PLACES).map(|place| product(effort, rows, place)).collect();
-            let flops = 2 * rows * effort.n * effort.k;
-            let each = self.op_seconds(&kinds, seconds)?;
-            gemm.push(RowRate { rows, flops_per_second: per_second(flops, each) });
+            found.push((rows, self.op_seconds(&kinds, seconds)?));
         }
+        Ok(found)
+    }
+
+    fn row_rate(&self, rows: u64, seconds: f64) -> RowRate {
+        let flops = 2 * rows * self.effort.n * self.effort.k;
+        RowRate { rows, flops_per_second: per_second(flops, seconds) }
+    }
+
+    /// Rates of products and attention; those of 8-bit operands are left out.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn rates(&mut self) -> Result<Rates, DeviceError> {
+        let products = self.product_seconds(product)?;
+        let gemm = products.into_iter().map(|(rows, each)| self.row_rate(rows, each)).collect();
+        let effort = self.effort;
         let Effort { tokens, heads, head_dim, .. } = *effort;
         let each = self.op_seconds(&[attention(effort)], 3.0 * effort.seconds)?;
         let flops = 4 * tokens * tokens * heads * head_dim;
-        Ok(Rates { gemm, attention_flops_per_second: per_second(flops, each) })
+        let attention_flops_per_second = per_second(flops, each);
+        Ok(Rates { gemm, narrow_gemm: Vec::new(), attention_flops_per_second })
+    }
+
+    /// Rates of products of 8-bit operands, less what quantizing one of them takes at the rate of memory.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn narrow_rates(
+        &mut self,
+        memory_bytes_per_second: f64,
+        launch_seconds: f64,
+    ) -> Result<Vec<RowRate>, DeviceError> {
+        let products = self.product_seconds(narrow_product)?;
+        let k = self.effort.k;
+        let rates = products.into_iter().map(|(rows, each)| {
+            // Read in 16 bits, written in 8.
+            let quantizing = launch_seconds + per_second(3 * rows * k, memory_bytes_per_second);
+            self.row_rate(rows, (each - quantizing).max(0.5 * each))
+        });
+        Ok(rates.collect())
     }
 
     /// Operations a second of a 3x3 convolution.

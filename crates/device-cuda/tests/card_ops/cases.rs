@@ -4,7 +4,10 @@ use plimsoll_device::Mat;
 use plimsoll_graph::DType::{self, BF16, F8E4M3, F32, U32};
 use plimsoll_graph::{Activation, Norm, OpKind, RelativeBias, Residual};
 
+use plimsoll_weights::{f8_decode, f8_encode};
+
 use crate::case::{Case, Maker, Tolerance};
+use crate::common::rounded;
 
 pub(crate) fn light(cases: &mut Vec<Case>, seed: &mut u64) {
     let mut maker = || {
@@ -261,6 +264,80 @@ pub(crate) fn narrow_linears(cases: &mut Vec<Case>, seed: &mut u64) {
             let name = format!("linear over 8 bits {rows}x{k}->{n} {activation:?} {residual:?}");
             cases.push(m.case(name, Tolerance::Store, kind, out));
         }
+    }
+}
+
+/// Layers over 8-bit weights, each with the one whose `x` is what the rows are quantized to: e4m3 by a factor of their
+/// own. Scales of weights are powers of two, so that the CPU device unpacks them exactly.
+pub(crate) fn narrow_products(cases: &mut Vec<(Case, Case)>) {
+    let mut seed = 2900;
+    for (rows, n, k, wider) in [
+        (1, 3072, 3072, 0),
+        (77, 9216, 3072, 0),
+        (300, 3072, 15360, 0),
+        (513, 256, 12288, 24),
+        (33, 768, 80, 1),
+        (20, 64, 16400, 0),
+    ] {
+        for (activation, gated) in
+            [(Activation::None, None), (Activation::GeluTanh, None), (Activation::None, Some(true))]
+        {
+            seed += 1;
+            let make = |is_reference: bool| {
+                let mut m = Maker::new(seed);
+                let x = m.random(rows, k + wider, BF16);
+                // A row of zeros, one of tiny numbers, and one with a number far above the others.
+                let mut values = x.values.clone();
+                let row = (k + wider) as usize;
+                for (at, value) in values.iter_mut().enumerate() {
+                    *value = match at / row {
+                        3 => 0.0,
+                        4 => rounded(*value * 1e-30, BF16),
+                        5 if at % row == 7 => 1000.0,
+                        _ => *value,
+                    };
+                }
+                let dtype = if is_reference {
+                    for part in values.chunks_mut(row) {
+                        quantize(&mut part[..k as usize]);
+                    }
+                    F32
+                } else {
+                    BF16
+                };
+                let x = m.with(rows, k + wider, dtype, values);
+                let weight = m.scaled(n, k, F8E4M3, 448.0, 0.0);
+                let scale = |at: u64| 2.0f64.powi(-12 - (at % 5) as i32);
+                let scale = m.with(1, n, F32, (0..n).map(scale).collect());
+                let (bias, gate) = (m.random(1, n, BF16), m.random(1, n, BF16));
+                let out = match gated {
+                    Some(_) => m.random(rows, n, BF16),
+                    None => m.empty(rows, n, BF16),
+                };
+                let kind = OpKind::Linear {
+                    x: Mat { cols: k, ..x.mat },
+                    weight: weight.mat,
+                    weight_scale: Some(scale.mat),
+                    bias: Some(bias.mat),
+                    activation,
+                    residual: gated
+                        .map(|gated| Residual { base: out.mat, gate: gated.then_some(gate.mat) }),
+                    out: out.mat,
+                };
+                let name = format!("8 bits by 8 bits {rows}x{k}->{n} {activation:?} {gated:?}");
+                m.case(name, Tolerance::Whole(5e-3), kind, out)
+            };
+            cases.push((make(false), make(true)));
+        }
+    }
+}
+
+/// What the kernels make of a row, and what that stands for.
+fn quantize(row: &mut [f64]) {
+    let most = row.iter().fold(0.0f32, |most, value| most.max(value.abs() as f32));
+    let (factor, scale) = if most > 0.0 { (448.0 / most, most / 448.0) } else { (0.0, 0.0) };
+    for value in row {
+        *value = f64::from(f8_decode(f8_encode(*value as f32 * factor))) * f64::from(scale);
     }
 }
 

@@ -20,9 +20,9 @@ mod common;
 use std::sync::Mutex;
 
 use case::{Case, Maker, Tolerance};
-use cases::{attentions, convs, light, linears, narrow_linears};
+use cases::{attentions, convs, light, linears, narrow_linears, narrow_products};
 use common::{Tensor, bound, bytes_of, run_all, values_of};
-use plimsoll_cuda_kernels::{Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Backends, GemmBackend, NarrowBackend};
 use plimsoll_device::{
     Control, Device, DeviceError, HostDType, HostTable, Mat, OutputBuffer, Program, Queue, Region,
 };
@@ -37,6 +37,8 @@ const ARENA_BYTES: u64 = 1 << 30;
 #[derive(Clone, Copy, PartialEq)]
 enum By {
     Libraries,
+    /// Libraries on weights in bf16, whatever they are stored in.
+    Unpacked,
     OwnKernels,
 }
 
@@ -44,6 +46,7 @@ fn device(by: By) -> Option<CudaDevice> {
     let mut options = card::options();
     options.libraries.without_cublas_lt = by == By::OwnKernels;
     options.libraries.without_cudnn = by == By::OwnKernels;
+    options.libraries.without_narrow_products = by == By::Unpacked;
     let device = card::device(ARENA_BYTES, options)?;
     println!("libraries:{}", device.card().libraries().arithmetic());
     Some(device)
@@ -125,7 +128,7 @@ fn linear_by_own_kernels() {
 #[test]
 #[ignore = "needs a CUDA card"]
 fn linear_over_eight_bits_by_cublaslt() {
-    check(narrow_linears, 2700, By::Libraries);
+    check(narrow_linears, 2700, By::Unpacked);
 }
 
 #[test]
@@ -138,7 +141,7 @@ fn linear_over_eight_bits_by_own_kernels() {
 #[test]
 #[ignore = "needs a CUDA card"]
 fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
-    for by in [By::Libraries, By::OwnKernels] {
+    for by in [By::Unpacked, By::OwnKernels] {
         let Some(mut device) = device(by) else { return };
         for (rows, n, k) in [(1, 512, 256), (77, 512, 256), (300, 3072, 3072), (33, 100, 24)] {
             let codes = || {
@@ -181,6 +184,30 @@ fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
             assert!(narrow == plain, "{rows}x{k}->{n}: other bits");
         }
     }
+}
+
+/// Products of 8 bits by 8 bits against the CPU device over what `x` is quantized to: what is left is the rounding of
+/// the result, and sums that stay in the tensor cores.
+#[test]
+#[ignore = "needs a CUDA card"]
+fn eight_bit_products_are_those_of_the_quantized_rows() {
+    let Some(mut device) = device(By::Libraries) else { return };
+    if device.card().backends().narrow == NarrowBackend::Unpacked {
+        println!("no products of 8 bits on this card");
+        return;
+    }
+    let (mut wrong, mut worst, mut cases) = (Vec::new(), 0.0f64, Vec::new());
+    narrow_products(&mut cases);
+    let total = cases.len();
+    for (case, reference) in cases {
+        let found = case.on_card(&mut device).unwrap();
+        match reference.verdict(&found) {
+            Ok(error) => worst = worst.max(error),
+            Err(what) => wrong.push(format!("{}: {what}", case.name)),
+        }
+    }
+    println!("{total} cases, worst relative error {worst:.2e}");
+    assert!(wrong.is_empty(), "{} wrong:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
 #[test]
@@ -262,12 +289,22 @@ fn rows_do_not_depend_on_each_other_by_own_kernels() {
 
 fn rows_do_not_depend_on_each_other(by: By) {
     let Some(mut device) = device(by) else { return };
-    for (n, k) in [(3072, 3072), (9216, 3072), (3072, 12288), (64, 3072)] {
+    for (n, k, dtype) in [
+        (3072, 3072, BF16),
+        (9216, 3072, BF16),
+        (3072, 12288, BF16),
+        (64, 3072, BF16),
+        (9216, 3072, F8E4M3),
+        (3072, 12288, F8E4M3),
+    ] {
         let most = 1030u64;
         let mut reference: Option<Vec<u8>> = None;
         for rows in [most, 1, 2, 77, 129, 512] {
             let mut m = Maker::new(77);
-            let weight = m.scaled(n, k, BF16, 1.7 / (k as f64).sqrt(), 0.0);
+            let spread = 1.7 / (k as f64).sqrt();
+            let is_narrow = dtype == F8E4M3;
+            let weight = m.scaled(n, k, dtype, if is_narrow { 448.0 } else { spread }, 0.0);
+            let scale = m.scaled(1, n, F32, spread / 900.0, spread / 448.0);
             let bias = m.random(1, n, BF16);
             let x = m.random(most, k, BF16);
             let out = m.empty(most, n, BF16);
@@ -275,7 +312,7 @@ fn rows_do_not_depend_on_each_other(by: By) {
             let kind = OpKind::Linear {
                 x: cut(&x),
                 weight: weight.mat,
-                weight_scale: None,
+                weight_scale: is_narrow.then_some(scale.mat),
                 bias: Some(bias.mat),
                 activation: Activation::None,
                 residual: None,

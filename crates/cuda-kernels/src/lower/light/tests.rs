@@ -157,9 +157,18 @@ fn launches_fit_the_kernels_they_name() {
     };
     let unused: Vec<&String> =
         kernels.keys().filter(light).filter(|name| !seen.contains(name.as_str())).collect();
-    // The gated residual and unpacking are made for products, not for an op.
-    let expected =
-        ["gated_residual_1", "gated_residual_8", "norm_2", "norm_3", "unpack_f8_1", "unpack_f8_16"];
+    // The gated residual, quantizing and unpacking are made for products, not for an op.
+    let expected = [
+        "gated_residual_1",
+        "gated_residual_8",
+        "norm_2",
+        "norm_3",
+        "quantize_f8_16",
+        "quantize_f8_4",
+        "quantize_f8_any",
+        "unpack_f8_1",
+        "unpack_f8_16",
+    ];
     assert_eq!(unused, expected);
 }
 
