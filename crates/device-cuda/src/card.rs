@@ -12,6 +12,7 @@ use crate::kernels::Kernels;
 use crate::lanes::SIGNALS;
 use crate::loader::{Libraries, LibraryOptions};
 use crate::meter::{Meter, MeterKind};
+use crate::replay;
 use crate::signals::Signals;
 
 /// Kept free beside everything that was seen to be taken.
@@ -213,6 +214,7 @@ fn warm_up(
     let scratch = DeviceMemory::new(context, WARM_UP_BYTES)?;
     // SAFETY: the scratch has that size, and lives until the stream is empty.
     unsafe { libraries.warm_up(scratch.base(), WARM_UP_BYTES, stream.raw()) }?;
+    replay::warm_up(stream, &scratch)?;
     stream.synchronize()
 }
 

@@ -20,6 +20,7 @@ use crate::driver::{Address, Context, Event, Stream};
 use crate::host_memory::{PreparedCopies, Stager, Windows};
 use crate::loader::Libraries;
 use crate::prepare::{ARGUMENTS_MAX, Prepared, Transfer, Work};
+use crate::replay::{Replayed, Replays};
 use crate::ring::{Popped, Ring};
 use crate::signals::{Signals, lock};
 
@@ -52,6 +53,59 @@ pub(crate) struct Parts<'r, 'h> {
 unsafe impl Send for Parts<'_, '_> {}
 // SAFETY: as above.
 unsafe impl Sync for Parts<'_, '_> {}
+
+impl Parts<'_, '_> {
+    /// Puts an op on the compute stream.
+    fn issue_op(&self, op: usize, step: u32) -> Result<(), CudaError> {
+        let Parts { libraries, prepared, streams: [_, stream], base, .. } = *self;
+        let mut pointers = [std::ptr::null_mut(); ARGUMENTS_MAX];
+        for work in prepared.works(op) {
+            match work {
+                Work::Launch { function, shape, values } => {
+                    let arguments = prepared.arguments(values.clone(), &mut pointers);
+                    // SAFETY: `lower` gives each kernel the arguments that its source declares; its operands were
+                    // checked against the arena when the program was loaded.
+                    unsafe { stream.launch(*function, *shape, arguments) }?;
+                }
+                Work::Gemm(gemm) => match &libraries.lt {
+                    // SAFETY: the base is the arena's, against which the op's operands and scratch were checked.
+                    Some(lt) => unsafe { lt.launch(gemm, base, stream.raw()) }?,
+                    None => unreachable!("prepared by it"),
+                },
+                Work::Sdpa(sdpa) => match &libraries.dnn {
+                    // SAFETY: as above.
+                    Some(dnn) => unsafe { dnn.launch(sdpa, base, stream.raw()) }?,
+                    None => unreachable!("prepared by it"),
+                },
+                Work::In(transfer) => {
+                    let (host, arena) = self.ends(transfer, step);
+                    // SAFETY: the rows were checked against the arena, and have their place in the transfer buffer,
+                    // which nobody writes while lanes run.
+                    unsafe { stream.copy_rows_in(arena, host, transfer.rows) }?;
+                }
+                Work::Out { transfer, .. } => {
+                    let (host, arena) = self.ends(transfer, step);
+                    // SAFETY: as above; the place is this output's alone.
+                    unsafe { stream.copy_rows_out(host, arena, transfer.rows) }?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ends(&self, transfer: &Transfer, step: u32) -> (*mut u8, Address) {
+        let arena = self.base + transfer.arena + u64::from(step) * transfer.step_bytes;
+        (self.transfer.wrapping_add(transfer.host), arena)
+    }
+}
+
+/// Where a lane is.
+#[derive(Debug, Default)]
+struct At {
+    /// What the step counter holds once the stream gets here.
+    step: Option<u32>,
+    replayed: Replayed,
+}
 
 /// Why lanes stopped.
 #[derive(Clone, Debug)]
@@ -125,6 +179,7 @@ pub(crate) struct Run<'r, 'h> {
     control: &'r Control,
     clock: Clock,
     rings: [Ring<Command>; 2],
+    replays: Replays,
     stager: Option<Stager<'r, 'h>>,
     began: Instant,
     /// No more commands will come.
@@ -161,9 +216,20 @@ impl<'r, 'h> Run<'r, 'h> {
             .filter(|_| parts.copies.chunks.len() > 0)
             // What is in the ring, what the lane has taken from it, and what is being enqueued.
             .map(|windows| Stager::new(&parts.copies.chunks, windows, RING + 2));
+        // A trace has the times of single ops.
+        let repeated = program.repeated.iter().filter(|_| !program.trace);
+        let is_kernels = |op: u32| {
+            let mut works = parts.prepared.works(op as usize).iter();
+            works.all(|work| !matches!(work, Work::In(_) | Work::Out { .. }))
+        };
+        let repeated = repeated.filter(|ops| (*ops).clone().all(is_kernels)).cloned();
+        let replays = Replays::record(parts.streams[1], repeated, |mut ops| {
+            ops.try_for_each(|op| parts.issue_op(op as usize, 0))
+        })?;
         Ok(Self {
             parts,
             control,
+            replays,
             clock: Clock::new(context, program)?,
             rings: [Ring::new(RING), Ring::new(RING)],
             stager,
@@ -309,19 +375,27 @@ impl<'r, 'h> Run<'r, 'h> {
         self.parts.context.enter()?;
         let stream = self.parts.streams[index(lane)];
         let is_closed = || self.is_closed.load(Ordering::SeqCst);
-        let mut step = None;
+        let mut at = At::default();
         loop {
             match self.rings[index(lane)].pop(is_closed, || self.is_over()) {
-                Popped::Item(command) => self.issue(lane, command, &mut step)?,
+                Popped::Item(command) => self.issue(lane, command, &mut at)?,
                 Popped::Over => return Err(Stop::Cancelled),
                 Popped::Closed => return Ok(stream.record(&self.clock.ends[index(lane)])?),
             }
         }
     }
 
-    fn issue(&self, lane: Lane, command: Command, step: &mut Option<u32>) -> Result<(), Stop> {
+    fn issue(&self, lane: Lane, command: Command, at: &mut At) -> Result<(), Stop> {
         let stream = self.parts.streams[index(lane)];
         let unsupported = |what: &str| CudaError::Unsupported { what: what.to_owned() };
+        if let Command::Run { op, .. } = command
+            && at.replayed.takes(op)
+        {
+            return Ok(());
+        }
+        if !at.replayed.is_done() {
+            return Err(unsupported("a part of ops that were announced to run whole").into());
+        }
         match command {
             Command::Copy { .. } if lane == Lane::Compute => {
                 Err(unsupported("a copy on the compute lane").into())
@@ -334,13 +408,18 @@ impl<'r, 'h> Run<'r, 'h> {
                 self.issue_between(stream, span, || self.issue_copy(copy as usize, step))
             }
             Command::Run { op, step: wanted } => {
-                if *step != Some(wanted) {
+                if at.step != Some(wanted) {
                     // SAFETY: the step counter is a word of the arena's allocation.
                     unsafe { stream.set_words(self.parts.step_counter, wanted, 1) }?;
-                    *step = Some(wanted);
+                    at.step = Some(wanted);
+                }
+                if let Some((ops, recording)) = self.replays.starting(op) {
+                    at.replayed.began(ops);
+                    // SAFETY: the arena and what was prepared live until the run's end.
+                    return Ok(unsafe { stream.replay(recording) }?);
                 }
                 let span = self.clock.next_span(SpanKind::Op, op, Some(wanted));
-                self.issue_between(stream, span, || self.issue_op(op as usize, wanted))
+                self.issue_between(stream, span, || Ok(self.parts.issue_op(op as usize, wanted)?))
             }
             Command::Signal => Ok(self.parts.signals[index(lane)]
                 .signal(|event| stream.record(event), Event::synchronize)?),
@@ -391,48 +470,6 @@ impl<'r, 'h> Run<'r, 'h> {
             counter.fetch_add(prepared.bytes, Ordering::SeqCst);
         }
         Ok(())
-    }
-
-    fn issue_op(&self, op: usize, step: u32) -> Result<(), Stop> {
-        let Parts { libraries, prepared, streams: [_, stream], base, .. } = self.parts;
-        let mut pointers = [std::ptr::null_mut(); ARGUMENTS_MAX];
-        for work in prepared.works(op) {
-            match work {
-                Work::Launch { function, shape, values } => {
-                    let arguments = prepared.arguments(values.clone(), &mut pointers);
-                    // SAFETY: `lower` gives each kernel the arguments that its source declares; its operands were
-                    // checked against the arena when the program was loaded.
-                    unsafe { stream.launch(*function, *shape, arguments) }?;
-                }
-                Work::Gemm(gemm) => match &libraries.lt {
-                    // SAFETY: the base is the arena's, against which the op's operands and scratch were checked.
-                    Some(lt) => unsafe { lt.launch(gemm, base, stream.raw()) }?,
-                    None => unreachable!("prepared by it"),
-                },
-                Work::Sdpa(sdpa) => match &libraries.dnn {
-                    // SAFETY: as above.
-                    Some(dnn) => unsafe { dnn.launch(sdpa, base, stream.raw()) }?,
-                    None => unreachable!("prepared by it"),
-                },
-                Work::In(transfer) => {
-                    let (host, arena) = self.ends(transfer, step);
-                    // SAFETY: the rows were checked against the arena, and have their place in the transfer buffer,
-                    // which nobody writes while lanes run.
-                    unsafe { stream.copy_rows_in(arena, host, transfer.rows) }?;
-                }
-                Work::Out { transfer, .. } => {
-                    let (host, arena) = self.ends(transfer, step);
-                    // SAFETY: as above; the place is this output's alone.
-                    unsafe { stream.copy_rows_out(host, arena, transfer.rows) }?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn ends(&self, transfer: &Transfer, step: u32) -> (*mut u8, Address) {
-        let arena = self.parts.base + transfer.arena + u64::from(step) * transfer.step_bytes;
-        (self.parts.transfer.wrapping_add(transfer.host), arena)
     }
 
     fn await_recorded(&self, lane: Lane, count: u64) -> Result<(), Stop> {

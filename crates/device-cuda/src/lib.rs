@@ -32,6 +32,7 @@ pub mod measure;
 mod meter;
 mod prepare;
 pub mod profile;
+mod replay;
 mod ring;
 mod signals;
 

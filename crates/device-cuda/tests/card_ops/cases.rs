@@ -325,7 +325,9 @@ pub(crate) fn narrow_products(cases: &mut Vec<(Case, Case)>) {
                     out: out.mat,
                 };
                 let name = format!("8 bits by 8 bits {rows}x{k}->{n} {activation:?} {gated:?}");
-                m.case(name, Tolerance::Whole(5e-3), kind, out)
+                // Sums that stay in the tensor cores lose digits with the depth.
+                let limit = if k > 8192 { 1e-2 } else { 5e-3 };
+                m.case(name, Tolerance::Whole(limit), kind, out)
             };
             cases.push((make(false), make(true)));
         }
