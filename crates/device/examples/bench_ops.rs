@@ -57,7 +57,7 @@ fn time(kind: OpKind<Mat, Mat>, layout: &Layout, workers: usize, budget: f64) ->
     let copy = BoundCopy {
         name: "operands".to_owned(),
         segments: vec![segment],
-        filler_bytes: 0,
+        weights: vec![target],
         target,
         uses: 1,
     };

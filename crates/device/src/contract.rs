@@ -105,12 +105,20 @@ pub struct BoundCopy<'h> {
     pub name: String,
     /// Ranges, in ascending order of their target.
     pub segments: Vec<Segment<'h>>,
-    /// Bytes in the segments that lie between weights and belong to none; they are not counted as copied.
-    pub filler_bytes: u64,
+    /// Where each weight comes to lie, ascending: a segment may hold several, with bytes between them that belong to
+    /// none and are not counted as copied.
+    pub weights: Vec<Region>,
     /// The whole slot range that this copy owns (padding between segments included).
     pub target: Region,
     /// How often the run carries it out: whether it is worth preparing its source.
     pub uses: u64,
+}
+
+impl BoundCopy<'_> {
+    /// Bytes of weights that arrive in the arena.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|weight| weight.bytes).sum()
+    }
 }
 
 /// An op with addresses.

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use plimsoll_device::{BoundCopy, BoundOp, HostDType, HostTable, Mat, OutputBuffer, Program};
 use plimsoll_graph::{Coding, Graph, Part, RowSelect, View, Weight, WeightId};
-use plimsoll_plan::{Load, Plan};
+use plimsoll_plan::{Load, Plan, Region};
 use plimsoll_verify::Verified;
 
 use crate::ExecError;
@@ -201,12 +201,13 @@ fn bind_copy<'h>(
 ) -> Result<BoundCopy<'h>, ExecError> {
     let unit = &plan.units[load.unit as usize];
     let mut runs = Runs::default();
+    let mut weights = Vec::with_capacity(unit.weights.len());
     let end = load.region.end();
     for placed in &unit.weights {
         let weight: &Weight = graph.weight(placed.weight);
         let component = &graph.components[weight.component.index()].name;
-        let mut target = load.region.offset + placed.offset;
-        runs.fence();
+        let offset = load.region.offset + placed.offset;
+        let mut target = offset;
         for part in &weight.parts {
             let bytes = fetch(component, part, source)?;
             for run in bytes.pieces {
@@ -214,9 +215,15 @@ fn bind_copy<'h>(
                 target += run.len() / bytes.dtype.bytes() * weight.dtype.bytes();
             }
         }
+        weights.push(Region { offset, bytes: target - offset });
     }
-    let (segments, filler_bytes) = runs.segments();
-    Ok(BoundCopy { name: unit.name.clone(), segments, filler_bytes, target: load.region, uses: 0 })
+    Ok(BoundCopy {
+        name: unit.name.clone(),
+        segments: runs.segments(),
+        weights,
+        target: load.region,
+        uses: 0,
+    })
 }
 
 fn bind_table<'h>(

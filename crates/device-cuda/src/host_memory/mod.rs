@@ -91,7 +91,7 @@ pub(crate) struct PreparedCopy {
     pub(crate) direct: Range<usize>,
     /// Chunks that go through windows.
     pub(crate) chunks: Range<usize>,
-    /// Bytes that arrive in the arena.
+    /// Bytes of weights that arrive in the arena.
     pub(crate) bytes: u64,
 }
 
@@ -197,15 +197,14 @@ impl HostMemory {
         let mut prepared = PreparedCopies::default();
         for copy in &program.copies {
             let (direct, chunks) = (prepared.direct.len(), prepared.chunks.len());
-            let mut bytes = 0;
             prepared.chunks.begin();
             for segment in &copy.segments {
-                bytes += self.prepare_segment(segment, &mut prepared);
+                self.prepare_segment(segment, &mut prepared);
             }
             prepared.copies.push(PreparedCopy {
                 direct: direct..prepared.direct.len(),
                 chunks: chunks..prepared.chunks.len(),
-                bytes: u64::saturating_sub(bytes, copy.filler_bytes),
+                bytes: copy.weight_bytes(),
             });
         }
         if prepared.chunks.len() > 0 && self.windows.is_none() {
@@ -221,12 +220,12 @@ impl HostMemory {
         Ok(prepared)
     }
 
-    /// Adds a segment; returns the bytes that will arrive.
-    fn prepare_segment<'h>(&self, segment: &Segment<'h>, prepared: &mut PreparedCopies<'h>) -> u64 {
+    /// Adds a segment.
+    fn prepare_segment<'h>(&self, segment: &Segment<'h>, prepared: &mut PreparedCopies<'h>) {
         let Segment { source, source_dtype, target, target_dtype } = *segment;
         if !segment.is_plain() {
             prepared.chunks.add(source, Some((source_dtype, target_dtype)), target);
-            return source.len() as u64 / source_dtype.bytes() * target_dtype.bytes();
+            return;
         }
         let mut at = target;
         self.registered.cut(source, |part, is_lent| {
@@ -237,7 +236,6 @@ impl HostMemory {
             }
             at += part.len() as u64;
         });
-        at - target
     }
 
     /// Windows for the program that was prepared last.

@@ -23,7 +23,6 @@ pub(crate) fn copy(
     copy: &BoundCopy<'_>,
     is_over: &dyn Fn() -> bool,
 ) -> Result<u64, DeviceError> {
-    let mut arrived = 0;
     for segment in &copy.segments {
         let width = segment.source_dtype.bytes();
         let mut target = segment.target;
@@ -34,10 +33,9 @@ pub(crate) fn copy(
             copy_piece(space, segment, piece, target);
             let bytes = piece.len() as u64 / width * segment.target_dtype.bytes();
             target += bytes;
-            arrived += bytes;
         }
     }
-    Ok(arrived.saturating_sub(copy.filler_bytes))
+    Ok(copy.weight_bytes())
 }
 
 fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64) {
