@@ -160,7 +160,7 @@ impl<'r, 'h> Run<'r, 'h> {
             .windows
             .filter(|_| parts.copies.chunks.len() > 0)
             // What is in the ring, what the lane has taken from it, and what is being enqueued.
-            .map(|windows| Stager::new(&parts.copies.chunks, windows, RING + 2));
+            .map(|windows| Stager::new(&parts.copies.chunks, windows, program.disk, RING + 2));
         Ok(Self {
             parts,
             control,
@@ -226,7 +226,7 @@ impl<'r, 'h> Run<'r, 'h> {
         })?;
         let Some(stager) = &self.stager else { return Ok(()) };
         let is_done = || self.copies_done.load(Ordering::SeqCst) || self.is_over();
-        for _ in 0..Stager::readers() {
+        for _ in 0..stager.readers() {
             start().spawn_scoped(scope, move || {
                 self.guard("copy", || {
                     self.parts.context.enter()?;

@@ -60,6 +60,7 @@ fn time(kind: OpKind<Mat, Mat>, layout: &Layout, workers: usize, budget: f64) ->
         weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     };
     let program =
         Program { ops: vec![op], copies: vec![copy], mark_count: most + 1, ..Program::default() };

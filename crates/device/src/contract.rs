@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll_graph::{DType, Op};
+use plimsoll_host::{DiskFiles, HostError};
 use plimsoll_plan::Region;
 
 /// A matrix in the arena: an op's operand with its address.
@@ -112,6 +113,9 @@ pub struct BoundCopy<'h> {
     pub target: Region,
     /// How often the run carries it out: whether it is worth preparing its source.
     pub uses: u64,
+    /// Bytes that [`Program::disk`] holds are read from there, and their mapping is left alone: RAM has no room for
+    /// them.
+    pub from_disk: bool,
 }
 
 impl BoundCopy<'_> {
@@ -159,6 +163,8 @@ pub struct Program<'h> {
     pub copies: Vec<BoundCopy<'h>>,
     /// Host values by the graph's input index.
     pub inputs: Vec<&'h [u8]>,
+    /// The disk, for copies that come from it.
+    pub disk: Option<&'h DiskFiles>,
     /// Host tables by the graph's table index.
     pub tables: Vec<HostTable<'h>>,
     /// Host memory by the graph's output index.
@@ -353,6 +359,12 @@ pub enum DeviceError {
         /// What lies there.
         found: String,
     },
+    /// A weight file could not be read from the disk.
+    #[error("{cause}")]
+    HostRead {
+        /// The file and what is wrong with it.
+        cause: String,
+    },
     /// A driver or library refused a call.
     #[error("the {device} device failed: {cause}")]
     Driver {
@@ -373,6 +385,12 @@ pub enum DeviceError {
     },
 }
 
+impl From<HostError> for DeviceError {
+    fn from(error: HostError) -> Self {
+        Self::HostRead { cause: error.to_string() }
+    }
+}
+
 /// A place where programs run.
 pub trait Device: Send {
     /// Lower-case name, as `--device` takes it.
@@ -380,6 +398,13 @@ pub trait Device: Send {
 
     /// Bytes of the arena, all that the device will ever use.
     fn arena_bytes(&self) -> u64;
+
+    /// Gives the arena back and takes another, filled with its pattern, without closing the device: for the next plan
+    /// of a session.
+    ///
+    /// # Errors
+    /// As at the device's making; it then has no arena until the next call that succeeds.
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError>;
 
     /// Bytes of device memory that this process holds now, by the system's own meter; `None` where there is none.
     fn held_bytes(&self) -> Option<u64> {

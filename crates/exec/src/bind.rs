@@ -98,6 +98,7 @@ pub fn bind<'h>(
         inputs,
         tables,
         outputs,
+        disk: None,
         steps: graph.steps,
         mark_count: plan.phases.iter().map(|phase| phase.repeat).sum::<u32>() + 1,
         trace,
@@ -223,6 +224,7 @@ fn bind_copy<'h>(
         weights,
         target: load.region,
         uses: 0,
+        from_disk: false,
     })
 }
 

@@ -257,6 +257,10 @@ impl Device for Counting {
         self.device.arena_bytes()
     }
 
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        self.device.retake(arena_bytes)
+    }
+
     fn computes(&self) -> bool {
         false
     }

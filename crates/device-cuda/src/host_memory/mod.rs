@@ -3,7 +3,7 @@
 //! 1. `registered`: pages of a shared read-only file mapping are lent to the card, and copies come straight from
 //!    the page cache. Files are tried in a child process first (`probe`).
 //! 2. `staged`: reader threads fill pinned windows ahead of the card; for data that is in no mapping, for what
-//!    cannot be lent, and for every copy that casts.
+//!    cannot be lent, for every copy that casts, and from the disk for what RAM has no room for.
 //! 3. The same through ordinary memory, where even pinning is refused.
 //!
 //! Each step down leaves one notice. Host memory is taken when a device or a program is made ready, never while a
@@ -178,7 +178,7 @@ impl HostMemory {
     ) -> Result<PreparedCopies<'h>, CudaError> {
         if self.options.register {
             let least = self.options.registered_uses_min;
-            let often = program.copies.iter().filter(|copy| copy.uses >= least);
+            let often = program.copies.iter().filter(|copy| copy.uses >= least && !copy.from_disk);
             let segments = often.flat_map(|copy| &copy.segments);
             let sources = segments.filter(|segment| segment.is_plain()).map(|s| s.source);
             match self.registered.lend(sources) {
@@ -199,7 +199,7 @@ impl HostMemory {
             let (direct, chunks) = (prepared.direct.len(), prepared.chunks.len());
             prepared.chunks.begin();
             for segment in &copy.segments {
-                self.prepare_segment(segment, &mut prepared);
+                self.prepare_segment(segment, copy.from_disk, &mut prepared);
             }
             prepared.copies.push(PreparedCopy {
                 direct: direct..prepared.direct.len(),
@@ -221,10 +221,19 @@ impl HostMemory {
     }
 
     /// Adds a segment.
-    fn prepare_segment<'h>(&self, segment: &Segment<'h>, prepared: &mut PreparedCopies<'h>) {
+    fn prepare_segment<'h>(
+        &self,
+        segment: &Segment<'h>,
+        from_disk: bool,
+        prepared: &mut PreparedCopies<'h>,
+    ) {
         let Segment { source, source_dtype, target, target_dtype } = *segment;
         if !segment.is_plain() {
-            prepared.chunks.add(source, Some((source_dtype, target_dtype)), target);
+            prepared.chunks.add(source, Some((source_dtype, target_dtype)), target, from_disk);
+            return;
+        }
+        if from_disk {
+            prepared.chunks.add(source, None, target, true);
             return;
         }
         let mut at = target;
@@ -232,7 +241,7 @@ impl HostMemory {
             if is_lent {
                 prepared.direct.push(Direct { source: part, target: at });
             } else {
-                prepared.chunks.add(part, None, at);
+                prepared.chunks.add(part, None, at, false);
             }
             at += part.len() as u64;
         });

@@ -92,6 +92,7 @@ impl<'b> Bench<'b> {
             weights: vec![Region { offset: target, bytes }],
             target: Region { offset: target, bytes },
             uses: u64::MAX,
+            from_disk: false,
         }
     }
 

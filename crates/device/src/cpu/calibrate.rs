@@ -325,6 +325,7 @@ fn copy_of(source: &[u8], target: u64) -> BoundCopy<'_> {
         weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     }
 }
 

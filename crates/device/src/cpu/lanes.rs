@@ -9,9 +9,12 @@
 //! most copies. Who carries out a command of the copy lane holds the lane's turn, so that its order stays.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 use std::time::Instant;
+
+use plimsoll_host::{READERS, ReadAhead};
 
 use super::arena::Space;
 use super::bell::Bell;
@@ -73,6 +76,10 @@ pub(crate) struct Run<'r> {
     space: Space<'r>,
     program: &'r Program<'r>,
     control: &'r Control,
+    /// Reader threads' windows, where copies come from the disk.
+    disk: Option<ReadAhead<'r>>,
+    /// Either lane may be the last to want something of the disk.
+    lanes_ended: AtomicUsize,
     copy_lane: LaneState,
     compute_lane: LaneState,
     begin: Instant,
@@ -101,13 +108,24 @@ pub(crate) struct Run<'r> {
 
 impl<'r> Run<'r> {
     /// Takes all memory that the run needs.
-    pub(crate) fn new(space: Space<'r>, program: &'r Program<'r>, control: &'r Control) -> Self {
+    ///
+    /// # Errors
+    /// [`DeviceError::HostRead`] if there is none for reads from the disk.
+    pub(crate) fn new(
+        space: Space<'r>,
+        program: &'r Program<'r>,
+        control: &'r Control,
+    ) -> Result<Self, DeviceError> {
+        let reads = program.copies.iter().any(|copy| copy.from_disk);
+        let disk = program.disk.filter(|_| reads).map(ReadAhead::new).transpose()?;
         let zeros = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
         let span_count = if program.trace { program.command_count } else { 0 };
-        Self {
+        Ok(Self {
             space,
             program,
             control,
+            disk,
+            lanes_ended: AtomicUsize::new(0),
             copy_lane: LaneState::new("copy"),
             compute_lane: LaneState::new("compute"),
             begin: Instant::now(),
@@ -124,7 +142,7 @@ impl<'r> Run<'r> {
             works: program.ops.iter().map(|op| Work::of(&bound_shapes(&op.op.kind))).collect(),
             team: Team::default(),
             host: Bell::default(),
-        }
+        })
     }
 
     /// Runs both lanes and `drive` to their ends.
@@ -135,9 +153,14 @@ impl<'r> Run<'r> {
     ) -> Result<(), DeviceError> {
         let driven = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new;
-            let started = thread().spawn_scoped(scope, || self.lane(Lane::Copy)).and_then(|_| {
+            let started = self.start_readers(scope).and_then(|()| {
+                thread().spawn_scoped(scope, || {
+                    self.lane(Lane::Copy);
+                    self.end_lane();
+                })?;
                 thread().spawn_scoped(scope, || {
                     pool.broadcast(|worker| self.worker(worker.index()));
+                    self.end_lane();
                 })
             });
             let driven = match started {
@@ -147,6 +170,7 @@ impl<'r> Run<'r> {
                 })),
                 // Nor must a lane that started wait for one that could not.
                 Err(cause) => {
+                    self.disk.iter().for_each(ReadAhead::close);
                     let what = format!("another thread ({cause})");
                     Ok(Err(DeviceError::Unsupported { what, device: "cpu".to_owned() }))
                 }
@@ -166,6 +190,20 @@ impl<'r> Run<'r> {
             Ok(Ok(())) if self.has_dropped.load(Ordering::SeqCst) => Err(DeviceError::Cancelled),
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn start_readers<'s>(&'s self, scope: &'s Scope<'s, '_>) -> std::io::Result<()> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        (0..READERS).try_for_each(|_| {
+            std::thread::Builder::new().spawn_scoped(scope, || disk.serve()).map(drop)
+        })
+    }
+
+    /// A lane is done; after the last nobody reads from the disk.
+    fn end_lane(&self) {
+        if self.lanes_ended.fetch_add(1, Ordering::SeqCst) == 1 {
+            self.disk.iter().for_each(ReadAhead::close);
         }
     }
 
@@ -342,7 +380,7 @@ impl<'r> Run<'r> {
             Command::Run { .. } if lane == Lane::Copy => unsupported("an op on the copy lane"),
             Command::Copy { copy: index, step } => {
                 let bound = &self.program.copies[index as usize];
-                let bytes = copy::copy(self.space, bound, &|| self.is_over())?;
+                let bytes = copy::copy(self.space, bound, self.disk.as_ref(), &|| self.is_over())?;
                 self.copied_bytes.fetch_add(bytes, Ordering::SeqCst);
                 let counter = step.and_then(|step| self.copied_bytes_by_step.get(step as usize));
                 if let Some(counter) = counter {
@@ -444,6 +482,7 @@ impl<'r> Run<'r> {
             Some(DeviceError::LaneDied { lane, cause }) => {
                 DeviceError::LaneDied { lane, cause: cause.clone() }
             }
+            Some(DeviceError::HostRead { cause }) => DeviceError::HostRead { cause: cause.clone() },
             Some(DeviceError::RowOutOfTable { row, rows }) => {
                 DeviceError::RowOutOfTable { row: *row, rows: *rows }
             }

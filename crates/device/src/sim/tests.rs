@@ -23,7 +23,14 @@ fn copy<'h>(name: &str, source: &'h [u8], target: u64) -> BoundCopy<'h> {
     let segment =
         Segment { source, source_dtype: HostDType::F32, target, target_dtype: DType::F32 };
     let target = Region { offset: target, bytes: source.len() as u64 };
-    BoundCopy { name: name.to_owned(), segments: vec![segment], weights: vec![target], target, uses: 1 }
+    BoundCopy {
+        name: name.to_owned(),
+        segments: vec![segment],
+        weights: vec![target],
+        target,
+        uses: 1,
+        from_disk: false,
+    }
 }
 
 /// A tensor at 0, `x += weight` for four blocks through two slots at 256 and 512, an output.

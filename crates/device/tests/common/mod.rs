@@ -168,6 +168,7 @@ pub fn unit(segment: Segment<'_>) -> BoundCopy<'_> {
         weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     }
 }
 

@@ -123,6 +123,7 @@ fn bind<'h>(graph: &Graph, plan: &Plan, source: &'h [u8]) -> Program<'h> {
             weights: weights.collect(),
             target: load.region,
             uses: 1,
+        from_disk: false,
         }
     });
     let table = HostTable { pieces: vec![], dtype: HostDType::F32, rows: 0, cols: 0 };
