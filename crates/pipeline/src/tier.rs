@@ -71,6 +71,16 @@ impl DiskShare {
         self.disk_bytes() as f64 / self.streamed_bytes as f64
     }
 
+    /// The figures by name.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "streamed_bytes": self.streamed_bytes,
+            "ram_bytes": self.ram_bytes,
+            "disk_bytes": self.disk_bytes(),
+            "bytes_per_second": self.bytes_per_second,
+        })
+    }
+
     /// The one line for a person.
     pub fn notice(&self, seconds_per_step: f64) -> String {
         format!(

@@ -10,7 +10,6 @@
 //! program runs.
 
 mod buffer;
-mod limits;
 mod pieces;
 pub(crate) mod probe;
 mod registered;
@@ -20,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_device::{Program, Segment};
-use plimsoll_host::SharedMapping;
+use plimsoll_host::{SharedMapping, memory};
 
 pub(crate) use buffer::HostBuffer;
 pub(crate) use staged::{Chunks, Stager, Windows};
@@ -61,6 +60,15 @@ impl Default for HostOptions {
             registered_uses_min: REGISTERED_USES_MIN,
         }
     }
+}
+
+/// Bytes of page-cache pages that may be held for the card: half of RAM, or half of the control group's limit where
+/// that is less.
+///
+/// The limit on locked memory (`ulimit -l`) is not asked: the driver does not count against it, and where a system
+/// does refuse, the refusal itself says so.
+fn lendable_bytes() -> u64 {
+    memory::ram_bytes().unwrap_or(0) / 2
 }
 
 /// The host memory of a device.
@@ -109,7 +117,7 @@ pub(crate) struct PreparedCopies<'h> {
 impl HostMemory {
     /// Takes nothing yet.
     pub(crate) fn new(context: &Arc<Context>, device_index: u32, options: HostOptions) -> Self {
-        let budget = options.registered_bytes_max.unwrap_or_else(limits::lendable_bytes);
+        let budget = options.registered_bytes_max.unwrap_or_else(lendable_bytes);
         Self {
             context: Arc::clone(context),
             options,
