@@ -113,7 +113,7 @@ fn carry_out(
     write_pictures(&placed, &generated, &prompt, &paths, &model, draft.run_id())?;
     draft.written(&paths);
     if let Some(path) = &args.trace {
-        trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
+        trace::write(path, placed.graph(), placed.plan(), &generated.report.stats)?;
     }
     Ok(Made { placed, generated, paths, model, device, seconds_total })
 }

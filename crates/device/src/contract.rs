@@ -173,6 +173,8 @@ pub struct Program<'h> {
     pub steps: u32,
     /// How many marks the run sets: the length of [`RunStats::marks`].
     pub mark_count: u32,
+    /// What begins at each mark, for profilers; may hold fewer.
+    pub mark_names: Vec<String>,
     /// Keep a [`Span`] for every copy and op.
     pub trace: bool,
     /// Upper bound on the copies and runs that will be issued, so that traces are taken beforehand.

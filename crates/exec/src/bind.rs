@@ -100,10 +100,22 @@ pub fn bind<'h>(
         outputs,
         disk: None,
         steps: graph.steps,
+        mark_names: mark_names(plan),
         mark_count: plan.phases.iter().map(|phase| phase.repeat).sum::<u32>() + 1,
         trace,
         command_count: runs + plan.copies.len() as u64,
     })
+}
+
+/// What begins at each mark: a phase, or a step of the loop.
+fn mark_names(plan: &Plan) -> Vec<String> {
+    let names = plan.phases.iter().flat_map(|phase| {
+        (0..phase.repeat).map(|step| match phase.repeat {
+            1 => phase.name.clone(),
+            _ => format!("{} step {step}", phase.name),
+        })
+    });
+    names.collect()
 }
 
 /// Weights in other codings are planned for now: no device has kernels that read them.

@@ -267,9 +267,8 @@ impl DiskFile {
 
 /// Whether the file system takes reads of this alignment: some open a file and then refuse them.
 fn takes_direct_reads(file: &File, mapping: &SharedMapping) -> bool {
-    let is_same = file
-        .metadata()
-        .is_ok_and(|metadata| FileIdentity::of(&metadata) == mapping.identity());
+    let is_same =
+        file.metadata().is_ok_and(|metadata| FileIdentity::of(&metadata) == mapping.identity());
     let Ok(mut scratch) = Scratch::new(ALIGNMENT) else { return false };
     is_same && read_at(file, &mut scratch.memory[..ALIGNMENT], 0).is_ok()
 }

@@ -39,11 +39,10 @@ impl Group {
     /// The limit of the group that the process sees as its own, in either version's layout.
     fn find() -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup");
-        Self::read(root, "memory.max", "memory.current", "file")
-            .or_else(|| {
-                let v1 = root.join("memory");
-                Self::read(&v1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
-            })
+        Self::read(root, "memory.max", "memory.current", "file").or_else(|| {
+            let v1 = root.join("memory");
+            Self::read(&v1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+        })
     }
 
     fn read(folder: &Path, limit: &str, used: &str, file: &str) -> Option<Self> {
@@ -85,7 +84,8 @@ mod tests {
     #[test]
     fn pages_of_files_are_free_within_a_groups_limit() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("memory.max", "max\n");
         write("memory.current", "800\n");
         write("memory.stat", "anon 200\nfile 600\n");

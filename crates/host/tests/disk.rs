@@ -87,7 +87,9 @@ fn any_range_is_read_as_it_lies_in_its_file() {
     assert_eq!(found, elsewhere);
     let rate = disk.measure(3, Duration::from_secs(2)).unwrap().unwrap();
     println!("{:.2} GB/s", rate / 1e9);
-    assert!(rate > 0.0 && DiskFiles::open(&[]).unwrap().measure(1, Duration::ZERO).unwrap().is_none());
+    assert!(
+        rate > 0.0 && DiskFiles::open(&[]).unwrap().measure(1, Duration::ZERO).unwrap().is_none()
+    );
 }
 
 #[test]

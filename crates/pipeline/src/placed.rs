@@ -148,8 +148,7 @@ impl Assembled {
         // Mappings are shared handles: the card keeps the pages that it borrows alive.
         let mappings = self.host.mappings();
         // On a card what is taken counts, whether or not it is touched.
-        let margin_bytes =
-            if matches!(target, Target::Cuda(_)) { 0 } else { ARENA_MARGIN_BYTES };
+        let margin_bytes = if matches!(target, Target::Cuda(_)) { 0 } else { ARENA_MARGIN_BYTES };
         self.place_with(request, machine, margin_bytes, |planned, arena_bytes| {
             Ok(match target {
                 Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),

@@ -91,7 +91,9 @@ fn the_plan_is_made_for_the_disks_rate() {
     let share = share.unwrap();
     assert!(none.is_none() && share.bytes_per_second > 0.0);
     let floor = share.streamed_bytes as f64 / share.bytes_per_second;
-    println!("{in_ram:.4} s a step in RAM, {from_disk:.4} from the disk, whose floor is {floor:.4}");
+    println!(
+        "{in_ram:.4} s a step in RAM, {from_disk:.4} from the disk, whose floor is {floor:.4}"
+    );
     assert!(from_disk >= floor.max(in_ram) * 0.95);
 }
 
@@ -140,13 +142,10 @@ fn a_file_that_shrinks_during_a_run_from_the_disk_is_named() {
     let text = error.to_string();
     assert!(text.contains("diffusion_pytorch_model.safetensors: the file had"), "{text}");
     // Nor does another run begin.
-    let again = placed.generate(
-        &machine(),
-        &prompt(PROMPT, 0),
-        &Control::default(),
-        false,
-        &mut |_| panic!("it was begun"),
-    );
+    let again =
+        placed.generate(&machine(), &prompt(PROMPT, 0), &Control::default(), false, &mut |_| {
+            panic!("it was begun")
+        });
     assert_eq!(again.unwrap_err().kind(), Kind::File);
 }
 
@@ -157,13 +156,12 @@ fn a_cancelled_run_from_the_disk_runs_again() {
     for visits in [1, 5, 20] {
         let control = Control::default();
         let mut seen = 0;
-        let made =
-            placed.generate(&machine(), &prompt(PROMPT, 0), &control, false, &mut |_| {
-                seen += 1;
-                if seen == visits {
-                    control.cancel();
-                }
-            });
+        let made = placed.generate(&machine(), &prompt(PROMPT, 0), &control, false, &mut |_| {
+            seen += 1;
+            if seen == visits {
+                control.cancel();
+            }
+        });
         assert_eq!(made.unwrap_err().kind(), Kind::Cancelled);
         assert_eq!(generate(&mut placed).0, expected);
     }

@@ -8,7 +8,8 @@
 //! itself: there may be no processor free for the other thread, and to hand over and back takes longer than
 //! most copies. Who carries out a command of the copy lane holds the lane's turn, so that its order stays.
 
-use std::collections::VecDeque;
+mod state;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
@@ -23,9 +24,7 @@ use super::team::{Round, Team};
 use super::workspace::{Work, bound_shapes};
 use super::{copy, execute};
 use crate::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span, SpanKind};
-
-/// Commands that a ring holds.
-const RING: usize = 512;
+use state::{LaneState, RING};
 
 /// Commands left in a lane's ring at which the caller, who waits for its signals, is woken.
 ///
@@ -36,39 +35,6 @@ const RING_LOW: usize = 12;
 /// Locks without caring for a panic elsewhere: what the locks hold is whole at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// One lane's commands and signals.
-struct LaneState {
-    name: &'static str,
-    ring: Mutex<VecDeque<Command>>,
-    /// Held by whoever carries out the copy lane's next command.
-    turn: Mutex<()>,
-    /// Rung when a command comes or no more will.
-    filled: Bell,
-    /// Rung when the ring is half empty.
-    drained: Bell,
-    signals: AtomicU64,
-    /// The count of signals that the other lane waits for; what it last waited for where it does not.
-    awaited: AtomicU64,
-    /// Rung when that count is reached. To wake the other lane at each signal would cost a processor, and the ops
-    /// that run on it, some ten microseconds each time.
-    signalled: Bell,
-}
-
-impl LaneState {
-    fn new(name: &'static str) -> Self {
-        Self {
-            name,
-            ring: Mutex::new(VecDeque::with_capacity(RING)),
-            turn: Mutex::new(()),
-            filled: Bell::default(),
-            drained: Bell::default(),
-            signals: AtomicU64::new(0),
-            awaited: AtomicU64::new(0),
-            signalled: Bell::default(),
-        }
-    }
 }
 
 /// A program while it runs.
