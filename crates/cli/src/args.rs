@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plimsoll_pipeline::NoiseSource;
+use plimsoll_pipeline::{HostTier, NoiseSource};
 use plimsoll_plan::{Line, Offload};
 
 use crate::dtypes::DTypes;
@@ -95,6 +95,13 @@ pub(crate) struct RunArgs {
     /// Take out of the step loop what does not depend on the latent; the picture is the same
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) hoist: Switch,
+    /// Where streamed weights come from: auto (RAM as far as it goes, the rest from the disk), mapped (the page cache),
+    /// pinned (the page cache, through pinned windows) or disk; the picture is the same
+    #[arg(long, value_enum, default_value_t = HostTierName::Auto)]
+    pub(crate) host_tier: HostTierName,
+    /// RAM for streamed weights, 6GiB or 900MiB [default: what is free]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) ram: Option<SizeArg>,
     /// Threads of the CPU device [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -229,6 +236,21 @@ impl FromStr for LineArg {
     }
 }
 
+/// A size as typed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SizeArg(pub(crate) u64);
+
+impl FromStr for SizeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<Line>() {
+            Ok(Line::Bytes(bytes)) => Ok(Self(bytes)),
+            _ => Err("expected a size: 6GiB, 6GB, 900MiB or bytes".to_owned()),
+        }
+    }
+}
+
 /// A device as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceName {
@@ -258,6 +280,25 @@ impl FromStr for DeviceName {
 pub(crate) enum KernelsName {
     Auto,
     Own,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HostTierName {
+    Auto,
+    Mapped,
+    Pinned,
+    Disk,
+}
+
+impl HostTierName {
+    pub(crate) fn tier(self) -> HostTier {
+        match self {
+            Self::Auto => HostTier::Auto,
+            Self::Mapped => HostTier::Mapped,
+            Self::Pinned => HostTier::Pinned,
+            Self::Disk => HostTier::Disk,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

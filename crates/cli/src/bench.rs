@@ -1,9 +1,10 @@
-//! `plimsoll bench`: the same picture again and again at several lines in one process, a JSON line each.
+//! `plimsoll bench`: the same picture again and again at several lines in one process and on one device, a JSON line
+//! each.
 
 use std::time::Instant;
 
 use plimsoll_device::Control;
-use plimsoll_pipeline::{NoiseSource, Prompt};
+use plimsoll_pipeline::{NoiseSource, PlaceRequest, Placed, Prompt};
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
@@ -22,20 +23,28 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         guidance: assembled.defaults().guidance,
         noise: NoiseSource::F32,
     };
+    let begin = Instant::now();
+    let executor = Executor::find(&args.run)?;
+    let device = executor.name();
+    let device_seconds = begin.elapsed().as_secs_f64();
+    assembled.limit_host(request::host_limits(&args.run, &executor));
+    let request = request::place_request(&args.run, assembled.defaults());
+    let machine = executor.machine(&args.run, &assembled.graph(&request.run)?)?;
+    let machine = machine.as_ref();
+    // One device for all lines: plan after plan is laid on it.
+    let mut waiting = Some((assembled, executor.target()?));
+    let mut last = None;
     for round in 0..args.rounds {
         for line in &args.lines {
             let begin = Instant::now();
-            let executor = Executor::find(&args.run)?;
-            let device_seconds = begin.elapsed().as_secs_f64();
-            let mut place = request::place_request(&args.run, assembled.defaults());
-            place.line = line.0;
-            let device = executor.name();
-            let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
-            let machine = machine.as_ref();
-            let target = executor.target()?;
-            let mut placed =
-                assembled.place(place, machine, target).map_err(|failed| failed.error)?;
-            let place_seconds = begin.elapsed().as_secs_f64() - device_seconds;
+            let request = PlaceRequest { line: line.0, ..request };
+            let moved = match (last.take(), waiting.take()) {
+                (Some(placed), _) => Placed::move_to(placed, request, machine),
+                (None, Some((assembled, target))) => assembled.place(request, machine, target),
+                (None, None) => return Ok(()),
+            };
+            let mut placed = moved.map_err(|failed| failed.error)?;
+            let place_seconds = begin.elapsed().as_secs_f64();
             let mut pictures = Vec::new();
             for again in 0..args.pictures {
                 let begin = Instant::now();
@@ -65,6 +74,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
                     "plan_id": plan.id,
                     "vram_line_bytes": plan.line_bytes,
                     "predicted": plan.predicted,
+                    "disk": placed.disk().map(|share| share.json()),
                     "seconds_open": open_seconds,
                     "seconds_device": device_seconds,
                     "seconds_place": place_seconds,
@@ -72,7 +82,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
                 })
                 .to_string(),
             )?;
-            assembled = placed.release();
+            last = Some(placed);
             if Control::is_cancelled(&control) {
                 return Ok(());
             }

@@ -10,7 +10,7 @@ use plimsoll_graph::Graph;
 use plimsoll_pipeline::{PipelineError, Target};
 use plimsoll_plan::Machine;
 
-use crate::args::{DeviceName, KernelsName, RunArgs};
+use crate::args::{DeviceName, HostTierName, KernelsName, RunArgs};
 use crate::failure::Failure;
 use crate::{out, request};
 
@@ -120,7 +120,9 @@ fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
         without_cudnn: own,
         ..LibraryOptions::default()
     };
-    Card::open(index, CardOptions { libraries, ..CardOptions::default() }).map(Box::new)
+    let mut options = CardOptions { libraries, ..CardOptions::default() };
+    options.host.register = args.host_tier != HostTierName::Pinned;
+    Card::open(index, options).map(Box::new)
 }
 
 /// A card that is here, with its own profile where `probe` has left one.

@@ -7,7 +7,6 @@ use std::time::Instant;
 use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
 use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
-use plimsoll_plan::simulate;
 use serde_json::{Value, json};
 
 use crate::args::GenerateArgs;
@@ -75,7 +74,8 @@ fn carry_out(
     draft.on_device(args, executor.name());
     check_outputs(args, &paths, executor.computes() && writes)?;
 
-    let assembled = model::open(&args.run)?;
+    let mut assembled = model::open(&args.run)?;
+    assembled.limit_host(request::host_limits(&args.run, &executor));
     let place = request::place_request(&args.run, assembled.defaults());
     let prompt = Prompt {
         text: args.prompt.clone(),
@@ -92,7 +92,7 @@ fn carry_out(
     let mut placed = assembled.place(place, machine, target).map_err(|failure| failure.error)?;
     draft.placed(&placed);
 
-    let timeline = simulate(placed.graph(), placed.plan(), machine);
+    let timeline = placed.simulate(machine);
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
     let began = Instant::now();
     let wants_trace = args.trace.is_some();
@@ -113,7 +113,7 @@ fn carry_out(
     write_pictures(&placed, &generated, &prompt, &paths, &model, draft.run_id())?;
     draft.written(&paths);
     if let Some(path) = &args.trace {
-        trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
+        trace::write(path, placed.graph(), placed.plan(), &generated.report.stats)?;
     }
     Ok(Made { placed, generated, paths, model, device, seconds_total })
 }
@@ -228,6 +228,7 @@ impl Summary<'_> {
             "plan_id": plan.id,
             "vram_line_bytes": plan.line_bytes,
             "predicted": plan.predicted,
+            "disk": placed.disk().map(|share| share.json()),
             "measured": {
                 "vram_peak_bytes": report.stats.high_water_bytes,
                 "vram_process_bytes": generated.held_bytes,

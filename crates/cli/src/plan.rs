@@ -36,10 +36,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             };
             let plan = plimsoll_plan::plan(&graph, machine.as_ref(), &asked)
                 .map_err(PipelineError::from)?;
-            (defaults.name, Planned { graph, plan }, machine)
+            (defaults.name, Planned { graph, plan, disk: None }, machine)
         }
         None => {
-            let assembled = model::open(args)?;
+            let mut assembled = model::open(args)?;
+            assembled.limit_host(request::host_limits(args, &executor));
             let request = request::place_request(args, assembled.defaults());
             let graph = assembled.graph(&request.run)?;
             let machine = executor.machine(args, &graph)?;
@@ -68,11 +69,15 @@ fn print(
             "vram_line_bytes": plan.line_bytes,
             "arena_bytes": plan.arena_bytes,
             "predicted": plan.predicted,
+            "disk": planned.disk.map(|share| share.json()),
             "ledger": ledger,
         });
         out::result(&object.to_string())
     } else {
-        out::result(&format!("{name} on {}\n{ledger}", machine.name()))
+        let notice = planned.disk.map_or_else(String::new, |share| {
+            format!("\n{}", share.notice(planned.plan.predicted.seconds_per_step))
+        });
+        out::result(&format!("{name} on {}\n{ledger}{notice}", machine.name()))
     }
 }
 

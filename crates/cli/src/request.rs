@@ -1,9 +1,10 @@
 //! What the options mean for the model at hand.
 
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Defaults, PlaceRequest};
+use plimsoll_pipeline::{Defaults, HostLimits, PlaceRequest};
 
 use crate::args::RunArgs;
+use crate::executor::Executor;
 use crate::failure::Failure;
 
 /// Sizes, dtype and line of a run, with the model's defaults filled in.
@@ -34,17 +35,17 @@ pub(crate) fn workers(args: &RunArgs) -> Result<usize, Failure> {
     }
 }
 
+/// What a run on `executor` may use of the host.
+pub(crate) fn host_limits(args: &RunArgs, executor: &Executor) -> HostLimits {
+    HostLimits {
+        tier: args.host_tier.tier(),
+        ram_bytes: args.ram.map(|size| size.0),
+        shares_ram: executor.name() != "cuda",
+    }
+}
+
 /// Bytes of RAM, which are the CPU device's memory; 16 GiB where the system does not say.
 pub(crate) fn ram_bytes() -> u64 {
     const UNKNOWN: u64 = 16 << 30;
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB"))
-        .and_then(|number| number.trim().parse::<u64>().ok());
-    let installed = kib.map_or(UNKNOWN, |kib| kib.saturating_mul(1024));
-    // A container's limit; the file says "max" where there is none.
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
-    limit.trim().parse().map_or(installed, |limit: u64| installed.min(limit))
+    plimsoll_host::memory::ram_bytes().unwrap_or(UNKNOWN)
 }

@@ -25,7 +25,8 @@ const NAME: &str = "cuda";
 /// lent to the card.
 #[derive(Debug)]
 pub struct CudaDevice {
-    arena: Arena,
+    /// Absent only after a failure to take another.
+    arena: Option<Arena>,
     /// Before the card: pages are taken back while the context lives.
     host: HostMemory,
     card: Card,
@@ -40,19 +41,30 @@ impl CudaDevice {
     /// [`CudaError::Busy`] if that much is not free, or the driver's failure.
     pub fn new(card: Card, arena_bytes: u64) -> Result<Self, CudaError> {
         card.context.enter()?;
+        let arena = Some(Self::take(&card, arena_bytes)?);
+        let host = HostMemory::new(&card.context, card.index, card.host.clone());
+        Ok(Self { arena, host, card, lost: None })
+    }
+
+    /// Takes an arena; the context is current.
+    fn take(card: &Card, arena_bytes: u64) -> Result<Arena, CudaError> {
         let needed = arena::taken_bytes(arena_bytes).unwrap_or(u64::MAX);
         card.require_free(needed)?;
-        let arena = Arena::new(&card.context, &card.kernels, &card.streams[1], arena_bytes)
-            .map_err(|error| match (&error, card.free_bytes()) {
+        Arena::new(&card.context, &card.kernels, &card.streams[1], arena_bytes).map_err(|error| {
+            match (&error, card.free_bytes()) {
                 // Free, but not in one piece, or taken by another process a moment ago.
                 (CudaError::Driver { call: "cuMemAlloc_v2", code: 2, .. }, Ok(free_bytes)) => {
                     let total_bytes = card.total_bytes();
                     CudaError::Busy { needed_bytes: needed, free_bytes, total_bytes }
                 }
                 _ => error,
-            })?;
-        let host = HostMemory::new(&card.context, card.index, card.host.clone());
-        Ok(Self { arena, host, card, lost: None })
+            }
+        })
+    }
+
+    fn arena(&self) -> Result<&Arena, CudaError> {
+        let missing = || CudaError::Unsupported { what: "a device without an arena".to_owned() };
+        self.arena.as_ref().ok_or_else(missing)
     }
 
     /// Bytes of the device that an arena of `arena_bytes` takes: with the step counter, in granules of 2 MiB.
@@ -92,7 +104,7 @@ impl CudaDevice {
     /// The driver's failure.
     pub fn reset_pattern(&mut self) -> Result<(), CudaError> {
         self.card.context.enter()?;
-        self.arena.fill(&self.card.kernels, &self.card.streams[1])
+        self.arena()?.fill(&self.card.kernels, &self.card.streams[1])
     }
 
     /// One past the highest byte touched since the arena was filled, rounded up to 256.
@@ -101,7 +113,7 @@ impl CudaDevice {
     /// The driver's failure.
     pub fn high_water_bytes(&mut self) -> Result<u64, CudaError> {
         self.card.context.enter()?;
-        self.arena.high_water_bytes(&self.card.kernels, &self.card.streams[1])
+        self.arena()?.high_water_bytes(&self.card.kernels, &self.card.streams[1])
     }
 
     /// Everything of a run but the bookkeeping of a lost card.
@@ -115,13 +127,13 @@ impl CudaDevice {
         let workspace_bytes = |op: &OpKind<Mat, Mat>| workspace_bytes(&bound_shapes(op), backends);
         let limits =
             Limits { device: NAME, workspace_bytes: &workspace_bytes, head_dim_max: u64::MAX };
-        check_program(program, self.arena.bytes(), &limits)?;
-        self.card.context.enter()?;
-        let place = Place {
-            base: self.arena.base(),
-            arena_bytes: self.arena.bytes(),
-            step_counter: self.arena.step_counter(),
+        let (arena_bytes, base, step_counter) = {
+            let arena = self.arena()?;
+            (arena.bytes(), arena.base(), arena.step_counter())
         };
+        check_program(program, arena_bytes, &limits)?;
+        self.card.context.enter()?;
+        let place = Place { base, arena_bytes, step_counter };
         let Card { kernels, libraries, .. } = &self.card;
         let prepared = Prepared::new(program, place, kernels, libraries, backends)?;
         let copies = self.host.prepare(program)?;
@@ -162,7 +174,7 @@ impl CudaDevice {
             }
         }
         stats.high_water_bytes =
-            self.arena.high_water_bytes(&self.card.kernels, &self.card.streams[1])?;
+            self.arena()?.high_water_bytes(&self.card.kernels, &self.card.streams[1])?;
         Ok(stats)
     }
 }
@@ -180,7 +192,18 @@ impl Device for CudaDevice {
     }
 
     fn arena_bytes(&self) -> u64 {
-        self.arena.bytes()
+        self.arena.as_ref().map_or(0, Arena::bytes)
+    }
+
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        if let Some(cause) = &self.lost {
+            return Err(CudaError::Poisoned { cause: cause.clone() }.into());
+        }
+        self.card.context.enter()?;
+        // The old one first: both together may cross the line.
+        drop(self.arena.take());
+        self.arena = Some(Self::take(&self.card, arena_bytes)?);
+        Ok(())
     }
 
     fn held_bytes(&self) -> Option<u64> {

@@ -1,6 +1,7 @@
 //! What can go wrong with a card.
 
 use plimsoll_device::DeviceError;
+use plimsoll_host::HostError;
 
 /// Failures of a card, its driver or its libraries.
 ///
@@ -97,6 +98,12 @@ pub enum CudaError {
         /// Op and operands, or the missing part of the system.
         what: String,
     },
+    /// A weight file could not be read from the disk.
+    #[error("{cause}")]
+    HostRead {
+        /// The file and what is wrong with it.
+        cause: String,
+    },
     /// An earlier error has made the context unusable; the process has to be started again.
     #[error("the card stopped after an earlier error: {cause}")]
     Poisoned {
@@ -125,12 +132,19 @@ impl From<CudaError> for DeviceError {
             CudaError::Unsupported { what } => {
                 Self::Unsupported { what, device: "cuda".to_owned() }
             }
+            CudaError::HostRead { cause } => Self::HostRead { cause },
             other => Self::Driver {
                 device: "cuda".to_owned(),
                 is_lost: other.is_sticky(),
                 cause: other.to_string(),
             },
         }
+    }
+}
+
+impl From<HostError> for CudaError {
+    fn from(error: HostError) -> Self {
+        Self::HostRead { cause: error.to_string() }
     }
 }
 

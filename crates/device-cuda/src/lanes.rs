@@ -6,23 +6,25 @@
 //! All that is on a stream can then be passed by the device without any further help of the host, so that
 //! emptying the streams ends, whatever made the lanes stop.
 
+mod clock;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Scope;
 use std::time::Instant;
 
-use plimsoll_device::{
-    Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span, SpanKind,
-};
+use plimsoll_device::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, SpanKind};
 
 use crate::CudaError;
 use crate::driver::{Address, Context, Event, Stream};
 use crate::host_memory::{PreparedCopies, Stager, Windows};
 use crate::loader::Libraries;
+use crate::nvtx::{Open, Ranges};
 use crate::prepare::{ARGUMENTS_MAX, Prepared, Transfer, Work};
 use crate::replay::{Replayed, Replays};
 use crate::ring::{Popped, Ring};
 use crate::signals::{Signals, lock};
+use clock::Clock;
 
 /// Commands that a ring holds.
 const RING: usize = 512;
@@ -136,43 +138,6 @@ impl From<CudaError> for Stop {
     }
 }
 
-/// Timed events of a run, taken before it.
-struct Clock {
-    begin: Event,
-    ends: [Event; 2],
-    marks: Vec<(Event, AtomicBool)>,
-    /// Begin and end of each span; as many as were announced.
-    spans: Vec<[Event; 2]>,
-    noted: Mutex<Vec<(SpanKind, u32, Option<u32>)>>,
-}
-
-impl Clock {
-    fn new(context: &std::sync::Arc<Context>, program: &Program<'_>) -> Result<Self, CudaError> {
-        let timed = || Event::timed(context);
-        let count = if program.trace { program.command_count } else { 0 };
-        let spans =
-            (0..count).map(|_| Ok([timed()?, timed()?])).collect::<Result<Vec<_>, CudaError>>()?;
-        let marks = (0..program.mark_count)
-            .map(|_| Ok((timed()?, AtomicBool::new(false))))
-            .collect::<Result<Vec<_>, CudaError>>()?;
-        Ok(Self {
-            begin: timed()?,
-            ends: [timed()?, timed()?],
-            marks,
-            noted: Mutex::new(Vec::with_capacity(spans.len())),
-            spans,
-        })
-    }
-
-    /// Events of the next span; `None` where none is kept.
-    fn next_span(&self, kind: SpanKind, index: u32, step: Option<u32>) -> Option<&[Event; 2]> {
-        let mut noted = lock(&self.noted);
-        let events = self.spans.get(noted.len())?;
-        noted.push((kind, index, step));
-        Some(events)
-    }
-}
-
 /// A program while it runs.
 pub(crate) struct Run<'r, 'h> {
     parts: Parts<'r, 'h>,
@@ -181,6 +146,8 @@ pub(crate) struct Run<'r, 'h> {
     rings: [Ring<Command>; 2],
     replays: Replays,
     stager: Option<Stager<'r, 'h>>,
+    /// For a profiler, where one listens.
+    ranges: Option<Ranges>,
     began: Instant,
     /// No more commands will come.
     is_closed: AtomicBool,
@@ -215,7 +182,7 @@ impl<'r, 'h> Run<'r, 'h> {
             .windows
             .filter(|_| parts.copies.chunks.len() > 0)
             // What is in the ring, what the lane has taken from it, and what is being enqueued.
-            .map(|windows| Stager::new(&parts.copies.chunks, windows, RING + 2));
+            .map(|windows| Stager::new(&parts.copies.chunks, windows, program.disk, RING + 2));
         // A trace has the times of single ops.
         let repeated = program.repeated.iter().filter(|_| !program.trace);
         let is_kernels = |op: u32| {
@@ -233,6 +200,7 @@ impl<'r, 'h> Run<'r, 'h> {
             clock: Clock::new(context, program)?,
             rings: [Ring::new(RING), Ring::new(RING)],
             stager,
+            ranges: Ranges::new(program),
             began: Instant::now(),
             is_closed: AtomicBool::new(false),
             copies_done: AtomicBool::new(false),
@@ -249,7 +217,7 @@ impl<'r, 'h> Run<'r, 'h> {
         &self,
         drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        self.parts.streams[1].record(&self.clock.begin)?;
+        self.parts.streams[1].record(self.clock.begin())?;
         let driven = std::thread::scope(|scope| {
             let started = self.start_all(scope);
             let driven = match started {
@@ -292,7 +260,7 @@ impl<'r, 'h> Run<'r, 'h> {
         })?;
         let Some(stager) = &self.stager else { return Ok(()) };
         let is_done = || self.copies_done.load(Ordering::SeqCst) || self.is_over();
-        for _ in 0..Stager::readers() {
+        for _ in 0..stager.readers() {
             start().spawn_scoped(scope, move || {
                 self.guard("copy", || {
                     self.parts.context.enter()?;
@@ -305,28 +273,11 @@ impl<'r, 'h> Run<'r, 'h> {
 
     /// What the run measured, but for the high-water mark; streams are empty.
     pub(crate) fn stats(self) -> Result<RunStats, CudaError> {
-        let Clock { begin, ends, marks, spans, noted } = self.clock;
-        let since = |event: &Event| event.seconds_since(&begin);
-        let mut found = Vec::with_capacity(spans.len());
-        let noted = noted.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for ((kind, index, step), [start, end]) in noted.into_iter().zip(&spans) {
-            found.push(Span { kind, index, step, start: since(start)?, end: since(end)? });
-        }
-        found.sort_by(|one, other| one.end.total_cmp(&other.end));
-        let mark = |(event, is_set): &(Event, AtomicBool)| {
-            if is_set.load(Ordering::SeqCst) { since(event) } else { Ok(0.0) }
-        };
+        let (copied_bytes, by_step) = (self.copied_bytes, self.copied_bytes_by_step);
         Ok(RunStats {
-            seconds: since(&ends[0])?.max(since(&ends[1])?),
-            copied_bytes: self.copied_bytes.into_inner(),
-            copied_bytes_by_step: self
-                .copied_bytes_by_step
-                .into_iter()
-                .map(AtomicU64::into_inner)
-                .collect(),
-            marks: marks.iter().map(mark).collect::<Result<_, _>>()?,
-            high_water_bytes: 0,
-            spans: found,
+            copied_bytes: copied_bytes.into_inner(),
+            copied_bytes_by_step: by_step.into_iter().map(AtomicU64::into_inner).collect(),
+            ..self.clock.read()?
         })
     }
 
@@ -376,13 +327,26 @@ impl<'r, 'h> Run<'r, 'h> {
         let stream = self.parts.streams[index(lane)];
         let is_closed = || self.is_closed.load(Ordering::SeqCst);
         let mut at = At::default();
-        loop {
+        let mut open = Open::default();
+        let ended = loop {
             match self.rings[index(lane)].pop(is_closed, || self.is_over()) {
-                Popped::Item(command) => self.issue(lane, command, &mut at)?,
-                Popped::Over => return Err(Stop::Cancelled),
-                Popped::Closed => return Ok(stream.record(&self.clock.ends[index(lane)])?),
+                Popped::Item(command) => {
+                    let ranges = self.ranges.as_ref();
+                    let in_range = ranges.filter(|ranges| ranges.begin(command, &mut open));
+                    let issued = self.issue(lane, command, &mut at);
+                    in_range.inspect(|ranges| ranges.end());
+                    if issued.is_err() {
+                        break issued;
+                    }
+                }
+                Popped::Over => break Err(Stop::Cancelled),
+                Popped::Closed => {
+                    break stream.record(self.clock.end(index(lane))).map_err(Stop::from);
+                }
             }
-        }
+        };
+        self.ranges.iter().for_each(|ranges| ranges.end_all(&mut open));
+        ended
     }
 
     fn issue(&self, lane: Lane, command: Command, at: &mut At) -> Result<(), Stop> {
@@ -428,12 +392,7 @@ impl<'r, 'h> Run<'r, 'h> {
                 let signals = self.parts.signals[index(other)];
                 Ok(signals.order(count, |event| stream.wait(event))?)
             }
-            Command::Mark(mark) => {
-                let (event, is_set) = &self.clock.marks[mark as usize];
-                stream.record(event)?;
-                is_set.store(true, Ordering::SeqCst);
-                Ok(())
-            }
+            Command::Mark(mark) => Ok(self.clock.mark(mark as usize, stream)?),
         }
     }
 

@@ -30,6 +30,7 @@ pub mod lt;
 mod machine;
 pub mod measure;
 mod meter;
+mod nvtx;
 mod prepare;
 pub mod profile;
 mod replay;

@@ -57,9 +57,10 @@ fn time(kind: OpKind<Mat, Mat>, layout: &Layout, workers: usize, budget: f64) ->
     let copy = BoundCopy {
         name: "operands".to_owned(),
         segments: vec![segment],
-        filler_bytes: 0,
+        weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     };
     let program =
         Program { ops: vec![op], copies: vec![copy], mark_count: most + 1, ..Program::default() };

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll_graph::{DType, Op};
+use plimsoll_host::{DiskFiles, HostError};
 use plimsoll_plan::Region;
 
 /// A matrix in the arena: an op's operand with its address.
@@ -105,12 +106,23 @@ pub struct BoundCopy<'h> {
     pub name: String,
     /// Ranges, in ascending order of their target.
     pub segments: Vec<Segment<'h>>,
-    /// Bytes in the segments that lie between weights and belong to none; they are not counted as copied.
-    pub filler_bytes: u64,
+    /// Where each weight comes to lie, ascending: a segment may hold several, with bytes between them that belong to
+    /// none and are not counted as copied.
+    pub weights: Vec<Region>,
     /// The whole slot range that this copy owns (padding between segments included).
     pub target: Region,
     /// How often the run carries it out: whether it is worth preparing its source.
     pub uses: u64,
+    /// Bytes that [`Program::disk`] holds are read from there, and their mapping is left alone: RAM has no room for
+    /// them.
+    pub from_disk: bool,
+}
+
+impl BoundCopy<'_> {
+    /// Bytes of weights that arrive in the arena.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|weight| weight.bytes).sum()
+    }
 }
 
 /// An op with addresses.
@@ -151,6 +163,8 @@ pub struct Program<'h> {
     pub copies: Vec<BoundCopy<'h>>,
     /// Host values by the graph's input index.
     pub inputs: Vec<&'h [u8]>,
+    /// The disk, for copies that come from it.
+    pub disk: Option<&'h DiskFiles>,
     /// Host tables by the graph's table index.
     pub tables: Vec<HostTable<'h>>,
     /// Host memory by the graph's output index.
@@ -162,6 +176,8 @@ pub struct Program<'h> {
     pub steps: u32,
     /// How many marks the run sets: the length of [`RunStats::marks`].
     pub mark_count: u32,
+    /// What begins at each mark, for profilers; may hold fewer.
+    pub mark_names: Vec<String>,
     /// Keep a [`Span`] for every copy and op.
     pub trace: bool,
     /// Upper bound on the copies and runs that will be issued, so that traces are taken beforehand.
@@ -348,6 +364,12 @@ pub enum DeviceError {
         /// What lies there.
         found: String,
     },
+    /// A weight file could not be read from the disk.
+    #[error("{cause}")]
+    HostRead {
+        /// The file and what is wrong with it.
+        cause: String,
+    },
     /// A driver or library refused a call.
     #[error("the {device} device failed: {cause}")]
     Driver {
@@ -368,6 +390,12 @@ pub enum DeviceError {
     },
 }
 
+impl From<HostError> for DeviceError {
+    fn from(error: HostError) -> Self {
+        Self::HostRead { cause: error.to_string() }
+    }
+}
+
 /// A place where programs run.
 pub trait Device: Send {
     /// Lower-case name, as `--device` takes it.
@@ -375,6 +403,13 @@ pub trait Device: Send {
 
     /// Bytes of the arena, all that the device will ever use.
     fn arena_bytes(&self) -> u64;
+
+    /// Gives the arena back and takes another, filled with its pattern, without closing the device: for the next plan
+    /// of a session.
+    ///
+    /// # Errors
+    /// As at the device's making; it then has no arena until the next call that succeeds.
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError>;
 
     /// Bytes of device memory that this process holds now, by the system's own meter; `None` where there is none.
     fn held_bytes(&self) -> Option<u64> {

@@ -120,6 +120,13 @@ impl Device for CpuDevice {
         self.arena.bytes()
     }
 
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        // The old one first: both together may be more than there is.
+        self.arena = Arena::new(0)?;
+        self.arena = Arena::new(arena_bytes)?;
+        Ok(())
+    }
+
     fn run(
         &mut self,
         program: &Program<'_>,
@@ -127,7 +134,7 @@ impl Device for CpuDevice {
         drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
     ) -> Result<RunStats, DeviceError> {
         check::program(program, self.arena.bytes())?;
-        let run = lanes::Run::new(self.arena.space(), program, control);
+        let run = lanes::Run::new(self.arena.space(), program, control)?;
         run.go(&self.pool, drive)?;
         let mut stats = run.stats();
         stats.high_water_bytes = self.arena.high_water_bytes();

@@ -91,6 +91,11 @@ impl Device for SimDevice {
         self.arena_bytes
     }
 
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        self.arena_bytes = arena_bytes;
+        Ok(())
+    }
+
     fn computes(&self) -> bool {
         false
     }

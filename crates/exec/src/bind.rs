@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use plimsoll_device::{BoundCopy, BoundOp, HostDType, HostTable, Mat, OutputBuffer, Program};
 use plimsoll_graph::{Coding, Graph, Part, RowSelect, View, Weight, WeightId};
-use plimsoll_plan::{Load, Plan};
+use plimsoll_plan::{Load, Plan, Region};
 use plimsoll_verify::Verified;
 
 use crate::ExecError;
@@ -106,11 +106,24 @@ pub fn bind<'h>(
         tables,
         outputs,
         repeated,
+        disk: None,
         steps: graph.steps,
+        mark_names: mark_names(plan),
         mark_count: plan.phases.iter().map(|phase| phase.repeat).sum::<u32>() + 1,
         trace,
         command_count: runs + plan.copies.len() as u64,
     })
+}
+
+/// What begins at each mark: a phase, or a step of the loop.
+fn mark_names(plan: &Plan) -> Vec<String> {
+    let names = plan.phases.iter().flat_map(|phase| {
+        (0..phase.repeat).map(|step| match phase.repeat {
+            1 => phase.name.clone(),
+            _ => format!("{} step {step}", phase.name),
+        })
+    });
+    names.collect()
 }
 
 /// Weights in other codings are planned for now: no device has kernels that read them.
@@ -209,12 +222,13 @@ fn bind_copy<'h>(
 ) -> Result<BoundCopy<'h>, ExecError> {
     let unit = &plan.units[load.unit as usize];
     let mut runs = Runs::default();
+    let mut weights = Vec::with_capacity(unit.weights.len());
     let end = load.region.end();
     for placed in &unit.weights {
         let weight: &Weight = graph.weight(placed.weight);
         let component = &graph.components[weight.component.index()].name;
-        let mut target = load.region.offset + placed.offset;
-        runs.fence();
+        let offset = load.region.offset + placed.offset;
+        let mut target = offset;
         for part in &weight.parts {
             let bytes = fetch(component, part, source)?;
             for run in bytes.pieces {
@@ -222,9 +236,16 @@ fn bind_copy<'h>(
                 target += run.len() / bytes.dtype.bytes() * weight.dtype.bytes();
             }
         }
+        weights.push(Region { offset, bytes: target - offset });
     }
-    let (segments, filler_bytes) = runs.segments();
-    Ok(BoundCopy { name: unit.name.clone(), segments, filler_bytes, target: load.region, uses: 0 })
+    Ok(BoundCopy {
+        name: unit.name.clone(),
+        segments: runs.segments(),
+        weights,
+        target: load.region,
+        uses: 0,
+        from_disk: false,
+    })
 }
 
 fn bind_table<'h>(

@@ -53,8 +53,6 @@ struct Run<'h> {
 #[derive(Default)]
 pub(crate) struct Runs<'h> {
     runs: Vec<Run<'h>>,
-    filler_bytes: u64,
-    is_fenced: bool,
 }
 
 impl<'h> Runs<'h> {
@@ -71,8 +69,7 @@ impl<'h> Runs<'h> {
         target_dtype: DType,
     ) {
         let is_as_it_is = is_plain(source_dtype, target_dtype);
-        let is_fenced = std::mem::take(&mut self.is_fenced);
-        if let Some(last) = self.runs.last_mut().filter(|_| !is_fenced)
+        if let Some(last) = self.runs.last_mut()
             && is_as_it_is
             && is_plain(last.source_dtype, last.target_dtype)
             && last.host.is_of_blob(&host)
@@ -80,23 +77,15 @@ impl<'h> Runs<'h> {
             && (host.start - last.host.start) as u64 == target - last.target
             && target + host.len() <= end
         {
-            let filler_bytes = (host.start - last.host.end) as u64;
-            self.filler_bytes += filler_bytes;
-            last.is_joined |= filler_bytes > 0 || source_dtype != last.source_dtype;
+            last.is_joined |= host.start > last.host.end || source_dtype != last.source_dtype;
             last.host.end = host.end;
             return;
         }
         self.runs.push(Run { host, target, source_dtype, target_dtype, is_joined: false });
     }
 
-    /// What is added next is not joined to what was: the simulated device knows a weight by the ends of its segments,
-    /// so a segment holds parts of one weight only.
-    pub(crate) fn fence(&mut self) {
-        self.is_fenced = true;
-    }
-
-    /// The segments, and the bytes in them that belong to no weight.
-    pub(crate) fn segments(self) -> (Vec<Segment<'h>>, u64) {
+    /// The segments.
+    pub(crate) fn segments(self) -> Vec<Segment<'h>> {
         let segment = |run: Run<'h>| {
             let Run { host, target, source_dtype, target_dtype, is_joined } = run;
             match is_joined {
@@ -104,7 +93,7 @@ impl<'h> Runs<'h> {
                 false => Segment { source: host.bytes(), source_dtype, target, target_dtype },
             }
         };
-        (self.runs.into_iter().map(segment).collect(), self.filler_bytes)
+        self.runs.into_iter().map(segment).collect()
     }
 }
 
@@ -115,19 +104,14 @@ mod tests {
     const END: u64 = 4096;
 
     fn joined(parts: &[(u64, u64, u64, HostDType, DType)]) -> Vec<(usize, u64)> {
-        with_filler(parts).0
-    }
-
-    fn with_filler(parts: &[(u64, u64, u64, HostDType, DType)]) -> (Vec<(usize, u64)>, u64) {
         let blob = vec![0u8; 4096];
         let mut runs = Runs::default();
         for (offset, bytes, target, from, to) in parts {
             let run = HostRun::new(&blob, *offset, *bytes).expect("inside of the blob");
             runs.add(run, [*target, END], *from, *to);
         }
-        let (segments, filler_bytes) = runs.segments();
-        let places = segments.iter().map(|segment| (segment.source.len(), segment.target));
-        (places.collect(), filler_bytes)
+        let segments = runs.segments();
+        segments.iter().map(|segment| (segment.source.len(), segment.target)).collect()
     }
 
     #[test]
@@ -141,7 +125,7 @@ mod tests {
             (512, 64, 1280, single.0, single.1),
             (768, 10, 1536, bf16.0, bf16.1),
         ];
-        assert_eq!(with_filler(&parts), (vec![(522, 1024)], 128 + 192));
+        assert_eq!(joined(&parts), [(522, 1024)]);
     }
 
     #[test]
@@ -159,21 +143,6 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_keeps_two_weights_apart() {
-        let blob = vec![0u8; 64];
-        let mut runs = Runs::default();
-        for (at, target) in [0u64, 16, 32].into_iter().enumerate() {
-            if at == 2 {
-                runs.fence();
-            }
-            let run = HostRun::new(&blob, target, 16).expect("inside of the blob");
-            runs.add(run, [target, END], HostDType::BF16, DType::BF16);
-        }
-        let places: Vec<_> = runs.segments().0.iter().map(|segment| segment.source.len()).collect();
-        assert_eq!(places, [32, 16]);
-    }
-
-    #[test]
     fn two_blobs_stay_apart() {
         let (one, other) = (vec![0u8; 64], vec![0u8; 64]);
         let mut runs = Runs::default();
@@ -181,6 +150,6 @@ mod tests {
             let run = HostRun::new(blob, target, 32).expect("inside of the blob");
             runs.add(run, [target, END], HostDType::BF16, DType::BF16);
         }
-        assert_eq!(runs.segments().0.len(), 2);
+        assert_eq!(runs.segments().len(), 2);
     }
 }

@@ -41,6 +41,14 @@ pub enum HostError {
         /// `written to`, `replaced` or `removed`.
         how: &'static str,
     },
+    /// Memory for reads cannot be had.
+    #[error("cannot take {bytes} bytes for reading weights from the disk: {source}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// The signal handler against shrinking files could not be installed.
     #[error("cannot install the SIGBUS handler: {source}")]
     Guard {

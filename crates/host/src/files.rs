@@ -282,7 +282,7 @@ impl MappedFile {
 }
 
 /// Refuses a file that is not the one whose header was read.
-fn compare(
+pub(crate) fn compare(
     path: &Path,
     now: &Metadata,
     bytes_before: u64,

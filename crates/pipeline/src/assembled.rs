@@ -1,6 +1,7 @@
 //! A pipeline with all that belongs to it, before anything has a place.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use plimsoll_graph::{DType, Graph};
 use plimsoll_host::HostFiles;
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use crate::failure::PipelineError;
 use crate::scheduler::FlowMatchEuler;
+use crate::tier::HostLimits;
 use crate::tokenize::{PromptTokenizer, TextFamily, TokenizerFiles};
 
 /// The weighted components in the order of their catalogs in [`HostFiles`].
@@ -70,6 +72,9 @@ pub struct Assembled {
     pub(crate) clip_tokenizer: PromptTokenizer,
     pub(crate) t5_tokenizer: PromptTokenizer,
     pub(crate) host: HostFiles,
+    pub(crate) host_limits: HostLimits,
+    /// Bytes a second of the disk, once measured.
+    pub(crate) disk_rate: OnceLock<f64>,
 }
 
 impl std::fmt::Debug for Assembled {
@@ -118,8 +123,17 @@ impl Assembled {
         }
         let defaults = defaults(&checkpoint, &model, t5_tokenizer.length_max())?;
         let host = HostFiles::open(&catalogs(&checkpoint)?)?;
-        let assembled =
-            Self { checkpoint, model, defaults, scheduler, clip_tokenizer, t5_tokenizer, host };
+        let assembled = Self {
+            checkpoint,
+            model,
+            defaults,
+            scheduler,
+            clip_tokenizer,
+            t5_tokenizer,
+            host,
+            host_limits: HostLimits::default(),
+            disk_rate: OnceLock::new(),
+        };
         assembled.check_tensors()?;
         Ok(assembled)
     }
@@ -148,7 +162,9 @@ impl Assembled {
         let transformer = plimsoll_weights::open_transformer_file(path)?;
         let mut checkpoint = self.checkpoint.clone();
         checkpoint.replace_transformer(transformer);
+        let host_limits = self.host_limits;
         *self = Self::open(checkpoint)?;
+        self.host_limits = host_limits;
         Ok(())
     }
 

@@ -140,7 +140,9 @@ impl PipelineError {
             Self::Plan(_) => Kind::Usage,
             Self::Exec(error) if error.is_cancelled() => Kind::Cancelled,
             Self::Device(DeviceError::Cancelled) => Kind::Cancelled,
-            Self::Exec(ExecError::Weight { .. }) => Kind::File,
+            Self::Exec(
+                ExecError::Weight { .. } | ExecError::Device(DeviceError::HostRead { .. }),
+            ) => Kind::File,
             Self::Unsound(_) | Self::Exec(_) | Self::Device(_) => Kind::Device,
         }
     }

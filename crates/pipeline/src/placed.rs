@@ -6,8 +6,9 @@ use plimsoll_device::{Control, Device, DeviceError};
 use plimsoll_device_cuda::{Card, CudaDevice};
 use plimsoll_exec::{HostRun, Progress, Report, WeightBytes, WeightSource};
 use plimsoll_graph::Graph;
+use plimsoll_host::DiskFiles;
 use plimsoll_models::FluxRun;
-use plimsoll_plan::{Line, Machine, Offload, Plan, Request};
+use plimsoll_plan::{Line, Machine, Offload, Plan, Request, Timeline};
 use sha2::{Digest, Sha256};
 
 use crate::assembled::{Assembled, COMPONENTS, catalog};
@@ -15,6 +16,7 @@ use crate::failure::PipelineError;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
 use crate::packing::host_dtype;
+use crate::tier::{DiskMachine, DiskShare};
 
 /// Bytes that an arena has above its plan, where the line leaves them.
 ///
@@ -56,6 +58,8 @@ pub struct Planned {
     pub graph: Graph,
     /// Where and when.
     pub plan: Plan,
+    /// What of the streamed weights comes from the disk, where RAM cannot hold them.
+    pub disk: Option<DiskShare>,
 }
 
 /// A placement that failed, with the pipeline as it was.
@@ -73,6 +77,12 @@ pub struct Placed {
     request: PlaceRequest,
     planned: Planned,
     device: Box<dyn Device>,
+    /// The weight files, where some copies come from the disk.
+    disk: Option<DiskFiles>,
+    /// Whether a person knows of the disk.
+    is_disk_told: bool,
+    /// Bytes that the arena has above its plan.
+    margin_bytes: u64,
     /// Of the device's notices.
     notices_told: usize,
 }
@@ -114,13 +124,15 @@ impl Assembled {
         machine: &dyn Machine,
     ) -> Result<Planned, PipelineError> {
         let graph = self.graph(&request.run)?;
-        let plan = plimsoll_plan::plan(
-            &graph,
-            machine,
-            &Request { line: request.line, offload: request.offload, prefetch: request.prefetch },
-        )?;
+        let asked =
+            Request { line: request.line, offload: request.offload, prefetch: request.prefetch };
+        let mut plan = plimsoll_plan::plan(&graph, machine, &asked)?;
+        let disk = self.disk_share(&graph, &plan)?;
+        if let Some(disk) = disk {
+            plan = plimsoll_plan::plan(&graph, &DiskMachine { machine, disk }, &asked)?;
+        }
         prove(&graph, &plan, machine)?;
-        Ok(Planned { graph, plan })
+        Ok(Planned { graph, plan, disk })
     }
 
     /// Places the pipeline: plans, proves, takes the arena.
@@ -135,15 +147,16 @@ impl Assembled {
     ) -> Result<Placed, PlaceFailure> {
         // Mappings are shared handles: the card keeps the pages that it borrows alive.
         let mappings = self.host.mappings();
-        self.place_on(request, machine, |planned, arena_bytes| {
+        // On a card what is taken counts, whether or not it is touched.
+        let margin_bytes = if matches!(target, Target::Cuda(_)) { 0 } else { ARENA_MARGIN_BYTES };
+        self.place_with(request, machine, margin_bytes, |planned, arena_bytes| {
             Ok(match target {
                 Target::Cpu { workers } => Box::new(CpuDevice::new(arena_bytes, workers)?),
                 Target::Cuda(card) => {
                     let plan = &planned.plan;
                     card.require_line(plan.predicted.vram_process_bytes)?;
                     card.try_files(&mappings);
-                    // No margin: on a card what is taken counts, whether or not it is touched.
-                    let mut device = CudaDevice::new(*card, plan.arena_bytes)?;
+                    let mut device = CudaDevice::new(*card, arena_bytes)?;
                     device.set_mappings(&mappings);
                     Box::new(device)
                 }
@@ -162,16 +175,34 @@ impl Assembled {
         machine: &dyn Machine,
         device: impl FnOnce(&Planned, u64) -> Result<Box<dyn Device>, DeviceError>,
     ) -> Result<Placed, PlaceFailure> {
+        self.place_with(request, machine, ARENA_MARGIN_BYTES, device)
+    }
+
+    fn place_with(
+        self,
+        request: PlaceRequest,
+        machine: &dyn Machine,
+        margin_bytes: u64,
+        device: impl FnOnce(&Planned, u64) -> Result<Box<dyn Device>, DeviceError>,
+    ) -> Result<Placed, PlaceFailure> {
         let made = self.plan(&request, machine).and_then(|planned| {
             let plan = &planned.plan;
-            let wanted = plan.arena_bytes.saturating_add(ARENA_MARGIN_BYTES);
+            let wanted = plan.arena_bytes.saturating_add(margin_bytes);
             let device = device(&planned, plan.arena_line_bytes().min(wanted))?;
-            Ok((planned, device))
+            let disk = planned.disk.map(|_| DiskFiles::open(&self.host.mappings())).transpose()?;
+            Ok((planned, device, disk))
         });
         match made {
-            Ok((planned, device)) => {
-                Ok(Placed { assembled: self, request, planned, device, notices_told: 0 })
-            }
+            Ok((planned, device, disk)) => Ok(Placed {
+                is_disk_told: disk.is_none(),
+                assembled: self,
+                request,
+                planned,
+                device,
+                disk,
+                margin_bytes,
+                notices_told: 0,
+            }),
             Err(error) => Err(PlaceFailure { assembled: Box::new(self), error }),
         }
     }
@@ -194,7 +225,9 @@ pub(crate) fn simulated(
     machine: &dyn Machine,
     faults: SimFaults,
 ) -> SimDevice {
-    let Planned { graph, plan } = planned;
+    let Planned { graph, plan, disk } = planned;
+    let from_disk = disk.map(|disk| DiskMachine { machine, disk });
+    let machine = from_disk.as_ref().map_or(machine, |from_disk| from_disk);
     let op_seconds = graph.ops.iter().map(|op| machine.op_seconds(graph, op)).collect();
     let copy_seconds = plan
         .loads
@@ -233,6 +266,42 @@ impl Placed {
         &self.assembled
     }
 
+    /// What of the streamed weights comes from the disk, where RAM cannot hold them.
+    pub fn disk(&self) -> Option<DiskShare> {
+        self.planned.disk
+    }
+
+    /// The predicted times of the plan's copies and ops, on the machine that it was made for.
+    pub fn simulate(&self, machine: &dyn Machine) -> Timeline {
+        let Planned { graph, plan, disk } = &self.planned;
+        match *disk {
+            Some(disk) => plimsoll_plan::simulate(graph, plan, &DiskMachine { machine, disk }),
+            None => plimsoll_plan::simulate(graph, plan, machine),
+        }
+    }
+
+    /// Lays another plan on the same device: its arena is given back and another taken, while the context, the
+    /// libraries and the pages that are lent to it stay.
+    ///
+    /// # Errors
+    /// As [`Assembled::place`]; the device is then closed.
+    pub fn move_to(
+        self,
+        request: PlaceRequest,
+        machine: &dyn Machine,
+    ) -> Result<Self, PlaceFailure> {
+        let Self { assembled, mut device, margin_bytes, notices_told, .. } = self;
+        let moved = assembled.place_with(request, machine, margin_bytes, |planned, arena_bytes| {
+            if device.computes() {
+                device.retake(arena_bytes)?;
+                return Ok(device);
+            }
+            // A clock has no arena, and the costs of its plan.
+            Ok(Box::new(simulated(planned, arena_bytes, machine, SimFaults::default())))
+        });
+        moved.map(|placed| Self { notices_told, ..placed })
+    }
+
     /// Gives the arena back and the pipeline with it, to attach something or place it otherwise.
     pub fn release(self) -> Assembled {
         self.assembled
@@ -253,13 +322,17 @@ impl Placed {
         trace: bool,
         observe: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Generated, PipelineError> {
-        let Planned { graph, plan } = &self.planned;
+        let Planned { graph, plan, disk } = &self.planned;
         let verified = prove(graph, plan, machine)?;
         let inputs = inputs(&self.assembled, graph, &self.request.run, prompt)?;
         self.assembled.host.recheck()?;
         let source = CheckpointSource { assembled: &self.assembled };
         let host: Vec<&[u8]> = inputs.bytes.iter().map(Vec::as_slice).collect();
-        let program = plimsoll_exec::bind(&verified, &source, host, trace)?;
+        let mut program = plimsoll_exec::bind(&verified, &source, host, trace)?;
+        if let Some(share) = disk {
+            program.disk = self.disk.as_ref();
+            plimsoll_exec::choose_disk(&mut program, share.ram_bytes);
+        }
         let report =
             plimsoll_exec::run(self.device.as_mut(), &program, &verified, control, observe)?;
         // A file that lost less than a page reads as zeros there, without a signal.
@@ -273,6 +346,10 @@ impl Placed {
             held_bytes: self.device.held_bytes(),
             notices: inputs.notices,
         };
+        if let Some(share) = disk.filter(|_| !self.is_disk_told) {
+            generated.notices.push(share.notice(plan.predicted.seconds_per_step));
+            self.is_disk_told = true;
+        }
         // Each is told once, by the run in which it came up.
         let notices = self.device.notices();
         generated.notices.extend_from_slice(notices.get(self.notices_told..).unwrap_or_default());

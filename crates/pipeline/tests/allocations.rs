@@ -65,6 +65,10 @@ impl Device for Counted {
         self.0.arena_bytes()
     }
 
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        self.0.retake(arena_bytes)
+    }
+
     fn run(
         &mut self,
         program: &Program<'_>,

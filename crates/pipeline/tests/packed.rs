@@ -7,10 +7,12 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use half::bf16;
-use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
+use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
+use plimsoll_device::{Control, Device, DeviceError, Program, Queue, RunStats};
 use plimsoll_graph::DType;
 use plimsoll_models::{FluxRun, flux};
 use plimsoll_pipeline::{Assembled, PlaceRequest, Storage, Target};
@@ -176,7 +178,7 @@ fn eight_bits_are_the_bf16_weights_that_they_unpack_to() {
 }
 
 #[test]
-fn eight_bits_halve_what_is_streamed_and_lower_the_smallest_line() {
+fn eight_bits_halve_what_is_streamed() {
     let machine = CpuMachine::default_rates(2);
     let folder = packed(Storage::F8);
     let narrow = Assembled::open_folder(folder.path()).unwrap();
@@ -195,8 +197,12 @@ fn eight_bits_halve_what_is_streamed_and_lower_the_smallest_line() {
     println!("streamed a step: {before} bytes in bf16, {after} in fp8");
     assert!(after * 100 < before * 53, "{after} of {before} bytes a step");
     let (before, after) = (of(&demo(), Offload::Auto), of(&narrow, Offload::Auto));
-    println!("smallest line: {} bytes in bf16, {} in fp8", before.line_bytes, after.line_bytes);
+    // The smallest line is the decoder's; under it more stays, and less is streamed.
     assert!(after.line_bytes <= before.line_bytes);
+    let (before, after) =
+        (before.predicted.copied_bytes_per_step, after.predicted.copied_bytes_per_step);
+    println!("streamed a step under it: {before} bytes in bf16, {after} in fp8");
+    assert!(after * 2 < before, "{after} of {before} bytes a step");
 }
 
 /// Each unit of a plan, whole blocks and parts of them, is one run of its file at the distances that it has in the slot.
@@ -234,6 +240,85 @@ fn a_units_bytes_are_one_run_of_the_file() {
             }
         }
     }
+}
+
+/// Keeps how many segments each copy of a program has; computes nothing.
+struct Counting {
+    device: SimDevice,
+    segments: Arc<Mutex<Vec<(String, usize)>>>,
+}
+
+impl Device for Counting {
+    fn name(&self) -> &'static str {
+        self.device.name()
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.device.arena_bytes()
+    }
+
+    fn retake(&mut self, arena_bytes: u64) -> Result<(), DeviceError> {
+        self.device.retake(arena_bytes)
+    }
+
+    fn computes(&self) -> bool {
+        false
+    }
+
+    fn run(
+        &mut self,
+        program: &Program<'_>,
+        control: &Control,
+        drive: &mut dyn FnMut(&dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<RunStats, DeviceError> {
+        let seconds = |count| vec![1.0; count];
+        self.device.set_costs(SimCosts {
+            op_seconds: seconds(program.ops.len()),
+            copy_seconds: seconds(program.copies.len()),
+            copy_share: 0.0,
+        });
+        let counts = program.copies.iter().map(|copy| (copy.name.clone(), copy.segments.len()));
+        self.segments.lock().unwrap().extend(counts);
+        self.device.run(program, control, drive)
+    }
+}
+
+/// How many segments each copy of a folder's run has; every access of it is checked by the simulated device.
+fn segments(open: Assembled, offload: Offload, line: Line) -> Vec<(String, usize)> {
+    let machine = CpuMachine::default_rates(2);
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let request = PlaceRequest { run: demo_run(8, 1, DType::BF16), line, offload, prefetch: true };
+    let mut placed = open
+        .place_on(request, &machine, |_, arena_bytes| {
+            let device = SimDevice::new(arena_bytes, SimCosts::default(), SimFaults::default());
+            Ok(Box::new(Counting { device, segments: Arc::clone(&found) }))
+        })
+        .unwrap();
+    let prompt = prompt("ice cream, 3d rendered emoji", 0);
+    let made = placed.generate(&machine, &prompt, &Control::default(), false, &mut |_| ()).unwrap();
+    let plan = placed.plan();
+    assert_eq!(made.report.stats.copied_bytes, plan.predicted.copied_bytes, "without filler");
+    assert_eq!(made.report.stats.high_water_bytes, plan.predicted.vram_peak_bytes);
+    let found = found.lock().unwrap().clone();
+    found
+}
+
+#[test]
+fn each_copy_of_a_packed_folder_is_one_segment() {
+    for storage in [Storage::Kept, Storage::F8] {
+        let folder = packed(storage);
+        for (offload, line) in
+            [(Offload::Auto, Line::Min), (Offload::Model, Line::Max), (Offload::None, Line::Max)]
+        {
+            let found = segments(Assembled::open_folder(folder.path()).unwrap(), offload, line);
+            assert!(found.len() > 3);
+            for (name, count) in &found {
+                assert_eq!(*count, 1, "{name} under {offload:?}");
+            }
+        }
+    }
+    let plain = segments(demo(), Offload::Auto, Line::Min);
+    assert!(plain.iter().any(|(_, count)| *count > 1), "an unpacked folder takes more");
 }
 
 #[test]

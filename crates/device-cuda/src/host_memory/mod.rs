@@ -3,14 +3,13 @@
 //! 1. `registered`: pages of a shared read-only file mapping are lent to the card, and copies come straight from
 //!    the page cache. Files are tried in a child process first (`probe`).
 //! 2. `staged`: reader threads fill pinned windows ahead of the card; for data that is in no mapping, for what
-//!    cannot be lent, and for every copy that casts.
+//!    cannot be lent, for every copy that casts, and from the disk for what RAM has no room for.
 //! 3. The same through ordinary memory, where even pinning is refused.
 //!
 //! Each step down leaves one notice. Host memory is taken when a device or a program is made ready, never while a
 //! program runs.
 
 mod buffer;
-mod limits;
 mod pieces;
 pub(crate) mod probe;
 mod registered;
@@ -20,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_device::{Program, Segment};
-use plimsoll_host::SharedMapping;
+use plimsoll_host::{SharedMapping, memory};
 
 pub(crate) use buffer::HostBuffer;
 pub(crate) use staged::{Chunks, Stager, Windows};
@@ -63,6 +62,15 @@ impl Default for HostOptions {
     }
 }
 
+/// Bytes of page-cache pages that may be held for the card: half of RAM, or half of the control group's limit where
+/// that is less.
+///
+/// The limit on locked memory (`ulimit -l`) is not asked: the driver does not count against it, and where a system
+/// does refuse, the refusal itself says so.
+fn lendable_bytes() -> u64 {
+    memory::ram_bytes().unwrap_or(0) / 2
+}
+
 /// The host memory of a device.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
@@ -91,7 +99,7 @@ pub(crate) struct PreparedCopy {
     pub(crate) direct: Range<usize>,
     /// Chunks that go through windows.
     pub(crate) chunks: Range<usize>,
-    /// Bytes that arrive in the arena.
+    /// Bytes of weights that arrive in the arena.
     pub(crate) bytes: u64,
 }
 
@@ -109,7 +117,7 @@ pub(crate) struct PreparedCopies<'h> {
 impl HostMemory {
     /// Takes nothing yet.
     pub(crate) fn new(context: &Arc<Context>, device_index: u32, options: HostOptions) -> Self {
-        let budget = options.registered_bytes_max.unwrap_or_else(limits::lendable_bytes);
+        let budget = options.registered_bytes_max.unwrap_or_else(lendable_bytes);
         Self {
             context: Arc::clone(context),
             options,
@@ -178,7 +186,7 @@ impl HostMemory {
     ) -> Result<PreparedCopies<'h>, CudaError> {
         if self.options.register {
             let least = self.options.registered_uses_min;
-            let often = program.copies.iter().filter(|copy| copy.uses >= least);
+            let often = program.copies.iter().filter(|copy| copy.uses >= least && !copy.from_disk);
             let segments = often.flat_map(|copy| &copy.segments);
             let sources = segments.filter(|segment| segment.is_plain()).map(|s| s.source);
             match self.registered.lend(sources) {
@@ -197,15 +205,14 @@ impl HostMemory {
         let mut prepared = PreparedCopies::default();
         for copy in &program.copies {
             let (direct, chunks) = (prepared.direct.len(), prepared.chunks.len());
-            let mut bytes = 0;
             prepared.chunks.begin();
             for segment in &copy.segments {
-                bytes += self.prepare_segment(segment, &mut prepared);
+                self.prepare_segment(segment, copy.from_disk, &mut prepared);
             }
             prepared.copies.push(PreparedCopy {
                 direct: direct..prepared.direct.len(),
                 chunks: chunks..prepared.chunks.len(),
-                bytes: u64::saturating_sub(bytes, copy.filler_bytes),
+                bytes: copy.weight_bytes(),
             });
         }
         if prepared.chunks.len() > 0 && self.windows.is_none() {
@@ -221,23 +228,31 @@ impl HostMemory {
         Ok(prepared)
     }
 
-    /// Adds a segment; returns the bytes that will arrive.
-    fn prepare_segment<'h>(&self, segment: &Segment<'h>, prepared: &mut PreparedCopies<'h>) -> u64 {
+    /// Adds a segment.
+    fn prepare_segment<'h>(
+        &self,
+        segment: &Segment<'h>,
+        from_disk: bool,
+        prepared: &mut PreparedCopies<'h>,
+    ) {
         let Segment { source, source_dtype, target, target_dtype } = *segment;
         if !segment.is_plain() {
-            prepared.chunks.add(source, Some((source_dtype, target_dtype)), target);
-            return source.len() as u64 / source_dtype.bytes() * target_dtype.bytes();
+            prepared.chunks.add(source, Some((source_dtype, target_dtype)), target, from_disk);
+            return;
+        }
+        if from_disk {
+            prepared.chunks.add(source, None, target, true);
+            return;
         }
         let mut at = target;
         self.registered.cut(source, |part, is_lent| {
             if is_lent {
                 prepared.direct.push(Direct { source: part, target: at });
             } else {
-                prepared.chunks.add(part, None, at);
+                prepared.chunks.add(part, None, at, false);
             }
             at += part.len() as u64;
         });
-        at - target
     }
 
     /// Windows for the program that was prepared last.

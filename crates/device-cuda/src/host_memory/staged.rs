@@ -1,7 +1,7 @@
 //! Copies through windows: reader threads fill pinned memory ahead of the card, casting where types differ.
 //!
-//! For what is not lent to the card: data built into the program, files that cannot be registered or have cold
-//! pages, and every copy that casts. A copy is cut into chunks of at most a window; chunks have sequence numbers in
+//! For what is not lent to the card: data built into the program, files that cannot be registered, every copy that
+//! casts, and what RAM cannot hold, which the readers fetch from the disk. A copy is cut into chunks of at most a window; chunks have sequence numbers in
 //! the order in which copies are announced, which is that of the copy lane, and number `s` uses window `s % W`.
 //!
 //! Relies on, for soundness:
@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use plimsoll_device::{HostDType, cpu};
 use plimsoll_graph::DType;
+use plimsoll_host::{DiskFiles, READERS, Scratch};
 
 use super::buffer::HostBuffer;
 use crate::CudaError;
@@ -30,6 +31,9 @@ const WINDOWS: usize = 12;
 
 /// Reader threads: one moves some 6 GB/s, so that four gave 23 GB/s of a link of 55 (H200, 16 cores).
 const READERS_MAX: usize = 8;
+
+/// Bytes of one read from the disk.
+const DISK_READ_BYTES: usize = 4 << 20;
 
 /// Places in a window are multiples of this.
 const WINDOW_ALIGNMENT: usize = 256;
@@ -64,10 +68,30 @@ pub(crate) struct Lot<'h> {
     cast: Option<(HostDType, DType)>,
     /// Place in the window.
     window: usize,
+    /// Read from the disk rather than through the mapping.
+    from_disk: bool,
     /// Bytes in the window and the arena.
     bytes: usize,
     /// Place in the arena.
     target: u64,
+}
+
+impl Lot<'_> {
+    /// Bytes that so many of the source become.
+    fn bytes_of(&self, source_bytes: usize) -> usize {
+        match self.cast {
+            Some((from, to)) => source_bytes / width(from.bytes()) * width(to.bytes()),
+            None => source_bytes,
+        }
+    }
+
+    /// Writes a part of the source, of whole elements, to its place.
+    fn put(&self, part: &[u8], target: &mut [u8]) {
+        match self.cast {
+            Some((from, to)) => cpu::cast(part, from, target, to),
+            None => target.copy_from_slice(part),
+        }
+    }
 }
 
 /// Cuts copies into chunks.
@@ -92,7 +116,13 @@ impl<'h> Chunks<'h> {
     }
 
     /// Adds a range, cast where types are given; then its elements lie whole in it.
-    pub(crate) fn add(&mut self, source: &'h [u8], cast: Option<(HostDType, DType)>, target: u64) {
+    pub(crate) fn add(
+        &mut self,
+        source: &'h [u8],
+        cast: Option<(HostDType, DType)>,
+        target: u64,
+        from_disk: bool,
+    ) {
         let (wide, narrow) =
             cast.map_or((1, 1), |(source, target)| (width(source.bytes()), width(target.bytes())));
         let (mut source, mut target) = (source, target);
@@ -107,7 +137,7 @@ impl<'h> Chunks<'h> {
             let elements = room.min(source.len() / wide);
             let (here, after) = source.split_at(elements * wide);
             let bytes = elements * narrow;
-            self.lots.push(Lot { source: here, cast, window: start, bytes, target });
+            self.lots.push(Lot { source: here, cast, window: start, from_disk, bytes, target });
             if let Some(chunk) = self.chunks.last_mut() {
                 chunk.end = self.lots.len();
             }
@@ -115,6 +145,11 @@ impl<'h> Chunks<'h> {
             source = after;
             target += bytes as u64;
         }
+    }
+
+    /// Whether any of it comes from the disk.
+    fn reads_disk(&self) -> bool {
+        self.lots.iter().any(|lot| lot.from_disk)
     }
 
     fn lots(&self, chunk: usize) -> &[Lot<'h>] {
@@ -143,6 +178,8 @@ struct State {
 pub(crate) struct Stager<'r, 'h> {
     chunks: &'r Chunks<'h>,
     windows: &'r Windows,
+    /// Where any chunk comes from it.
+    disk: Option<&'r DiskFiles>,
     state: Mutex<State>,
     /// Something of `state` has changed.
     changed: Condvar,
@@ -150,15 +187,23 @@ pub(crate) struct Stager<'r, 'h> {
 
 impl<'r, 'h> Stager<'r, 'h> {
     /// Nothing is announced; at most `copies` will be at once.
-    pub(crate) fn new(chunks: &'r Chunks<'h>, windows: &'r Windows, copies: usize) -> Self {
+    pub(crate) fn new(
+        chunks: &'r Chunks<'h>,
+        windows: &'r Windows,
+        disk: Option<&'r DiskFiles>,
+        copies: usize,
+    ) -> Self {
         let state = State { announced: VecDeque::with_capacity(copies), ..State::default() };
-        Self { chunks, windows, state: Mutex::new(state), changed: Condvar::new() }
+        let disk = disk.filter(|_| chunks.reads_disk());
+        Self { chunks, windows, disk, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Threads that are worth starting: one core is left to the lanes.
-    pub(crate) fn readers() -> usize {
+    /// Threads that are worth starting: one core is left to the lanes. Those that read from the disk sleep in its
+    /// driver most of the time, and it wants several reads in flight.
+    pub(crate) fn readers(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        (cores - 1).clamp(1, READERS_MAX)
+        let least = if self.disk.is_some() { READERS } else { 1 };
+        (cores - 1).clamp(least, READERS_MAX)
     }
 
     /// Says that a copy of these chunks will come, after those announced before.
@@ -177,6 +222,10 @@ impl<'r, 'h> Stager<'r, 'h> {
     /// A reader's thread from start to end: fills windows until `is_done` (nothing more will be announced that
     /// anyone waits for).
     pub(crate) fn read(&self, is_done: impl Fn() -> bool) -> Result<(), CudaError> {
+        let mut disk = match self.disk {
+            Some(disk) => Some((disk, Scratch::new(DISK_READ_BYTES)?)),
+            None => None,
+        };
         while let Some((number, chunk)) = self.take(&is_done) {
             let window = index(number);
             if number >= WINDOWS as u64 {
@@ -187,9 +236,18 @@ impl<'r, 'h> Stager<'r, 'h> {
                 let target = base.wrapping_add(lot.window);
                 // SAFETY: `Chunks::add` has kept the lot in the window, which is this reader's alone (1).
                 let target = unsafe { std::slice::from_raw_parts_mut(target, lot.bytes) };
-                match lot.cast {
-                    Some((from, to)) => cpu::cast(lot.source, from, target, to),
-                    None => target.copy_from_slice(lot.source),
+                match &mut disk {
+                    Some((disk, scratch)) if lot.from_disk => {
+                        let mut rest = target;
+                        disk.read(lot.source, scratch, &mut |part| {
+                            let (here, after) =
+                                std::mem::take(&mut rest).split_at_mut(lot.bytes_of(part.len()));
+                            lot.put(part, here);
+                            rest = after;
+                            true
+                        })?;
+                    }
+                    _ => lot.put(lot.source, target),
                 }
             }
             lock(&self.state).filled[window] = number + 1;
@@ -279,7 +337,7 @@ mod tests {
             let mut target = 0;
             for (bytes, from, to) in lots {
                 let cast = (from.bytes() != to.bytes()).then_some((*from, *to));
-                chunks.add(&source[..*bytes], cast, target);
+                chunks.add(&source[..*bytes], cast, target, false);
                 target += *bytes as u64 / from.bytes() * to.bytes();
             }
             copies.push((first..chunks.len(), target));

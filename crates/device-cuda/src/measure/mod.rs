@@ -89,9 +89,10 @@ impl<'b> Bench<'b> {
                 target,
                 target_dtype: DType::BF16,
             }],
-            filler_bytes: 0,
+            weights: vec![Region { offset: target, bytes }],
             target: Region { offset: target, bytes },
             uses: u64::MAX,
+            from_disk: false,
         }
     }
 

@@ -322,9 +322,10 @@ fn copy_of(source: &[u8], target: u64) -> BoundCopy<'_> {
     BoundCopy {
         name: "trial".to_owned(),
         segments: vec![segment],
-        filler_bytes: 0,
+        weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     }
 }
 

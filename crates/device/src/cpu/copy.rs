@@ -1,6 +1,7 @@
 //! The copy lane's work: host ranges to the arena, cast where the types differ.
 
 use plimsoll_graph::DType;
+use plimsoll_host::ReadAhead;
 
 use super::arena::Space;
 use super::convert;
@@ -17,27 +18,35 @@ const CAST: usize = 2048;
 /// Copies a unit; returns the bytes of weights that arrived in the arena.
 ///
 /// # Errors
-/// [`DeviceError::Cancelled`] between two pieces; the unit is then not whole.
+/// [`DeviceError::Cancelled`] between two pieces, [`DeviceError::HostRead`]; the unit is then not whole.
 pub(crate) fn copy(
     space: Space<'_>,
     copy: &BoundCopy<'_>,
+    disk: Option<&ReadAhead<'_>>,
     is_over: &dyn Fn() -> bool,
 ) -> Result<u64, DeviceError> {
-    let mut arrived = 0;
+    let disk = disk.filter(|_| copy.from_disk);
     for segment in &copy.segments {
         let width = segment.source_dtype.bytes();
         let mut target = segment.target;
+        let mut put = |piece: &[u8]| {
+            copy_piece(space, segment, piece, target);
+            target += piece.len() as u64 / width * segment.target_dtype.bytes();
+        };
+        if let Some(disk) = disk {
+            if !disk.read(segment.source, is_over, &mut put)? {
+                return Err(DeviceError::Cancelled);
+            }
+            continue;
+        }
         for piece in segment.source.chunks(PIECE) {
             if is_over() {
                 return Err(DeviceError::Cancelled);
             }
-            copy_piece(space, segment, piece, target);
-            let bytes = piece.len() as u64 / width * segment.target_dtype.bytes();
-            target += bytes;
-            arrived += bytes;
+            put(piece);
         }
     }
-    Ok(arrived.saturating_sub(copy.filler_bytes))
+    Ok(copy.weight_bytes())
 }
 
 fn copy_piece(space: Space<'_>, segment: &Segment<'_>, piece: &[u8], target: u64) {

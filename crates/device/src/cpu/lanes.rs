@@ -8,10 +8,14 @@
 //! itself: there may be no processor free for the other thread, and to hand over and back takes longer than
 //! most copies. Who carries out a command of the copy lane holds the lane's turn, so that its order stays.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod state;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 use std::time::Instant;
+
+use plimsoll_host::{READERS, ReadAhead};
 
 use super::arena::Space;
 use super::bell::Bell;
@@ -20,9 +24,7 @@ use super::team::{Round, Team};
 use super::workspace::{Work, bound_shapes};
 use super::{copy, execute};
 use crate::{Command, Control, DeviceError, Lane, Program, Queue, RunStats, Span, SpanKind};
-
-/// Commands that a ring holds.
-const RING: usize = 512;
+use state::{LaneState, RING};
 
 /// Commands left in a lane's ring at which the caller, who waits for its signals, is woken.
 ///
@@ -35,44 +37,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One lane's commands and signals.
-struct LaneState {
-    name: &'static str,
-    ring: Mutex<VecDeque<Command>>,
-    /// Held by whoever carries out the copy lane's next command.
-    turn: Mutex<()>,
-    /// Rung when a command comes or no more will.
-    filled: Bell,
-    /// Rung when the ring is half empty.
-    drained: Bell,
-    signals: AtomicU64,
-    /// The count of signals that the other lane waits for; what it last waited for where it does not.
-    awaited: AtomicU64,
-    /// Rung when that count is reached. To wake the other lane at each signal would cost a processor, and the ops
-    /// that run on it, some ten microseconds each time.
-    signalled: Bell,
-}
-
-impl LaneState {
-    fn new(name: &'static str) -> Self {
-        Self {
-            name,
-            ring: Mutex::new(VecDeque::with_capacity(RING)),
-            turn: Mutex::new(()),
-            filled: Bell::default(),
-            drained: Bell::default(),
-            signals: AtomicU64::new(0),
-            awaited: AtomicU64::new(0),
-            signalled: Bell::default(),
-        }
-    }
-}
-
 /// A program while it runs.
 pub(crate) struct Run<'r> {
     space: Space<'r>,
     program: &'r Program<'r>,
     control: &'r Control,
+    /// Reader threads' windows, where copies come from the disk.
+    disk: Option<ReadAhead<'r>>,
+    /// Either lane may be the last to want something of the disk.
+    lanes_ended: AtomicUsize,
     copy_lane: LaneState,
     compute_lane: LaneState,
     begin: Instant,
@@ -101,13 +74,24 @@ pub(crate) struct Run<'r> {
 
 impl<'r> Run<'r> {
     /// Takes all memory that the run needs.
-    pub(crate) fn new(space: Space<'r>, program: &'r Program<'r>, control: &'r Control) -> Self {
+    ///
+    /// # Errors
+    /// [`DeviceError::HostRead`] if there is none for reads from the disk.
+    pub(crate) fn new(
+        space: Space<'r>,
+        program: &'r Program<'r>,
+        control: &'r Control,
+    ) -> Result<Self, DeviceError> {
+        let reads = program.copies.iter().any(|copy| copy.from_disk);
+        let disk = program.disk.filter(|_| reads).map(ReadAhead::new).transpose()?;
         let zeros = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
         let span_count = if program.trace { program.command_count } else { 0 };
-        Self {
+        Ok(Self {
             space,
             program,
             control,
+            disk,
+            lanes_ended: AtomicUsize::new(0),
             copy_lane: LaneState::new("copy"),
             compute_lane: LaneState::new("compute"),
             begin: Instant::now(),
@@ -124,7 +108,7 @@ impl<'r> Run<'r> {
             works: program.ops.iter().map(|op| Work::of(&bound_shapes(&op.op.kind))).collect(),
             team: Team::default(),
             host: Bell::default(),
-        }
+        })
     }
 
     /// Runs both lanes and `drive` to their ends.
@@ -135,9 +119,14 @@ impl<'r> Run<'r> {
     ) -> Result<(), DeviceError> {
         let driven = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new;
-            let started = thread().spawn_scoped(scope, || self.lane(Lane::Copy)).and_then(|_| {
+            let started = self.start_readers(scope).and_then(|()| {
+                thread().spawn_scoped(scope, || {
+                    self.lane(Lane::Copy);
+                    self.end_lane();
+                })?;
                 thread().spawn_scoped(scope, || {
                     pool.broadcast(|worker| self.worker(worker.index()));
+                    self.end_lane();
                 })
             });
             let driven = match started {
@@ -147,6 +136,7 @@ impl<'r> Run<'r> {
                 })),
                 // Nor must a lane that started wait for one that could not.
                 Err(cause) => {
+                    self.disk.iter().for_each(ReadAhead::close);
                     let what = format!("another thread ({cause})");
                     Ok(Err(DeviceError::Unsupported { what, device: "cpu".to_owned() }))
                 }
@@ -166,6 +156,20 @@ impl<'r> Run<'r> {
             Ok(Ok(())) if self.has_dropped.load(Ordering::SeqCst) => Err(DeviceError::Cancelled),
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn start_readers<'s>(&'s self, scope: &'s Scope<'s, '_>) -> std::io::Result<()> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        (0..READERS).try_for_each(|_| {
+            std::thread::Builder::new().spawn_scoped(scope, || disk.serve()).map(drop)
+        })
+    }
+
+    /// A lane is done; after the last nobody reads from the disk.
+    fn end_lane(&self) {
+        if self.lanes_ended.fetch_add(1, Ordering::SeqCst) == 1 {
+            self.disk.iter().for_each(ReadAhead::close);
         }
     }
 
@@ -342,7 +346,7 @@ impl<'r> Run<'r> {
             Command::Run { .. } if lane == Lane::Copy => unsupported("an op on the copy lane"),
             Command::Copy { copy: index, step } => {
                 let bound = &self.program.copies[index as usize];
-                let bytes = copy::copy(self.space, bound, &|| self.is_over())?;
+                let bytes = copy::copy(self.space, bound, self.disk.as_ref(), &|| self.is_over())?;
                 self.copied_bytes.fetch_add(bytes, Ordering::SeqCst);
                 let counter = step.and_then(|step| self.copied_bytes_by_step.get(step as usize));
                 if let Some(counter) = counter {
@@ -444,6 +448,7 @@ impl<'r> Run<'r> {
             Some(DeviceError::LaneDied { lane, cause }) => {
                 DeviceError::LaneDied { lane, cause: cause.clone() }
             }
+            Some(DeviceError::HostRead { cause }) => DeviceError::HostRead { cause: cause.clone() },
             Some(DeviceError::RowOutOfTable { row, rows }) => {
                 DeviceError::RowOutOfTable { row: *row, rows: *rows }
             }

@@ -52,6 +52,8 @@ pub(super) struct CopyWrites {
     pub(super) target: Region,
     /// Where bytes arrive, ascending.
     pub(super) segments: Vec<Region>,
+    /// What of that are weights, ascending.
+    pub(super) weights: Vec<Region>,
     /// Their sum.
     pub(super) arriving_bytes: u64,
 }
@@ -158,7 +160,12 @@ pub(super) fn copies(
 fn copy_writes(copy: &BoundCopy<'_>, arena_bytes: u64) -> Result<CopyWrites, DeviceError> {
     let name = || format!("copy {}", copy.name);
     inside(&name, Some(copy.target), arena_bytes)?;
-    let mut writes = CopyWrites { target: copy.target, ..CopyWrites::default() };
+    let mut writes = CopyWrites {
+        target: copy.target,
+        weights: copy.weights.clone(),
+        arriving_bytes: copy.weight_bytes(),
+        ..CopyWrites::default()
+    };
     let mut end = copy.target.offset;
     for segment in &copy.segments {
         let region = Region { offset: segment.target, bytes: segment_bytes(segment) };
@@ -167,10 +174,8 @@ fn copy_writes(copy: &BoundCopy<'_>, arena_bytes: u64) -> Result<CopyWrites, Dev
             Some(segment_end) if segment_end <= copy.target.end() => end = segment_end,
             _ => return Err(DeviceError::OutOfArena { what: name(), arena_bytes }),
         }
-        writes.arriving_bytes += region.bytes;
         writes.segments.push(region);
     }
-    writes.arriving_bytes = writes.arriving_bytes.saturating_sub(copy.filler_bytes);
     Ok(writes)
 }
 

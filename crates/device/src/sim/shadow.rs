@@ -6,8 +6,8 @@
 //! signals precede waits; the earlier issued can therefore not be ordered behind the later.
 //!
 //! **Contents.** A copy fills its segments and makes the rest of its target worthless. An op first takes its
-//! workspace, then reads, then writes. A weight must lie in the segments of one copy, beginning where one
-//! begins and ending where one ends; a tensor must have been written by some op in every byte of its rows. A
+//! workspace, then reads, then writes. A weight must lie in the segments of one copy and be one of
+//! that copy's weights, from its first byte to its last; a tensor must have been written by some op in every byte of its rows. A
 //! write to some columns counts for all bytes from its first to its last, so the bytes between its rows are
 //! taken as written too early: which columns of which tensor are valid is what `verify` tells apart.
 
@@ -193,10 +193,12 @@ impl Shadow {
             }
         }
         let Some(copy) = source else { return Ok(()) };
-        let segments = &copies[copy as usize].segments;
-        let begins = segments.binary_search_by_key(&region.offset, |part| part.offset).is_ok();
-        let ends = segments.binary_search_by_key(&region.end(), Region::end).is_ok();
-        if begins && ends {
+        // A zero-length neighbour may share the offset, so the ends are what is looked for.
+        let weights = &copies[copy as usize].weights;
+        let is_whole = weights
+            .binary_search_by_key(&region.end(), Region::end)
+            .is_ok_and(|at| weights[at].offset == region.offset);
+        if is_whole {
             Ok(())
         } else {
             Err(wrong(program, access, region.offset, Content::Copied(copy)))

@@ -23,7 +23,14 @@ fn copy<'h>(name: &str, source: &'h [u8], target: u64) -> BoundCopy<'h> {
     let segment =
         Segment { source, source_dtype: HostDType::F32, target, target_dtype: DType::F32 };
     let target = Region { offset: target, bytes: source.len() as u64 };
-    BoundCopy { name: name.to_owned(), segments: vec![segment], filler_bytes: 0, target, uses: 1 }
+    BoundCopy {
+        name: name.to_owned(),
+        segments: vec![segment],
+        weights: vec![target],
+        target,
+        uses: 1,
+        from_disk: false,
+    }
 }
 
 /// A tensor at 0, `x += weight` for four blocks through two slots at 256 and 512, an output.
@@ -259,6 +266,7 @@ fn an_op_must_find_its_operands() {
         target: 1536,
         target_dtype: DType::BF16,
     });
+    wide.weights.push(Region { offset: 1536, bytes: 128 });
     program.copies.push(wide);
     // Ops 6 to 9 read weights at these offsets into row 0.
     for offset in [1024, 1280, 1152, 0] {
@@ -415,6 +423,29 @@ fn programs_that_leave_the_arena_are_refused() {
         &|p| p.inputs.clear(),
     ] {
         assert!(matches!(build(change), Err(DeviceError::Unsupported { .. })));
+    }
+}
+
+#[test]
+fn a_segment_of_two_weights_is_read_weight_by_weight() {
+    let source = [0u8; 768];
+    let mut program = two_slots(&source[..256]);
+    // Two weights of 256 bytes with as much between them, in one segment.
+    let mut both = copy("both", &source, 1024);
+    both.segments = vec![Segment::of_bytes(&source, 1024)];
+    both.weights = [1024, 1536].map(|offset| Region { offset, bytes: 256 }).to_vec();
+    program.copies.push(both);
+    // Ops 6 to 9: the one, the other, what lies between them, and half of each.
+    for offset in [1024, 1536, 1280, 1152] {
+        let kind = OpKind::AddWeight { a: row(0), weight: row(offset), out: row(0) };
+        program.ops.push(op(&format!("at.{offset}"), kind));
+    }
+    let good = contents(&program, &[4], &[0, 6, 7]).expect("finds both");
+    assert_eq!(good.copied_bytes, 512, "what lies between them is no weight");
+    assert_eq!(good.high_water_bytes, 1024 + 768);
+    for wrong in [8, 9] {
+        let refused = contents(&program, &[4], &[0, wrong]).expect_err("no weight lies there");
+        assert!(refused.contains("weights of copy both that are not its own"), "{refused}");
     }
 }
 

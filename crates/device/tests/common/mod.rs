@@ -165,9 +165,10 @@ pub fn unit(segment: Segment<'_>) -> BoundCopy<'_> {
     BoundCopy {
         name: "operand".to_owned(),
         segments: vec![segment],
-        filler_bytes: 0,
+        weights: vec![target],
         target,
         uses: 1,
+        from_disk: false,
     }
 }
 

@@ -6,7 +6,7 @@ use plimsoll_device::{
     OutputBuffer, Program, Queue, RunStats, Segment,
 };
 use plimsoll_graph::{DType, Graph, OpKind, RowSelect, View, WeightId};
-use plimsoll_plan::{Load, Machine, Plan, Visit};
+use plimsoll_plan::{Load, Machine, Plan, Region, Visit};
 
 /// Runs a plan with made-up costs and these faults.
 pub fn run(graph: &Graph, plan: &Plan, faults: SimFaults) -> Result<RunStats, DeviceError> {
@@ -113,12 +113,17 @@ fn bind<'h>(graph: &Graph, plan: &Plan, source: &'h [u8]) -> Program<'h> {
                 target_dtype: weight.dtype,
             }
         });
+        let weights = unit.weights.iter().map(|entry| Region {
+            offset: load.region.offset + entry.offset,
+            bytes: graph.weight(entry.weight).bytes(),
+        });
         BoundCopy {
             name: unit.name.clone(),
             segments: segments.collect(),
-            filler_bytes: 0,
+            weights: weights.collect(),
             target: load.region,
             uses: 1,
+            from_disk: false,
         }
     });
     let table = HostTable { pieces: vec![], dtype: HostDType::F32, rows: 0, cols: 0 };

@@ -143,7 +143,7 @@ fn launches_fit_the_kernels_they_name() {
             let name = launch.kernel;
             let signature = kernels.get(name).unwrap_or_else(|| panic!("{name} does not exist"));
             assert_eq!(signature.fault(&launch), None, "{name} for {kind:?}");
-            assert_eq!(strays(&op, &launch), [], "{name} for {kind:?}");
+            assert_eq!(strays(&op, &launch), Vec::<u64>::new(), "{name} for {kind:?}");
             let mut moves = false;
             op.op.for_each_view(|mat, _| moves |= mat.step_bytes != 0);
             let counts = launch.args.contains(&Arg::Step);
