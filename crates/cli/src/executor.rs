@@ -8,7 +8,7 @@ use plimsoll_device_cuda::profile::{CardProfile, ProfileError};
 use plimsoll_device_cuda::{Card, CardOptions, CudaError, CudaMachine};
 use plimsoll_graph::Graph;
 use plimsoll_pipeline::{PipelineError, Target};
-use plimsoll_plan::Machine;
+use plimsoll_plan::{Bytes, Line, Machine, PlanError};
 
 use crate::args::{DeviceName, HostTierName, KernelsName, RunArgs};
 use crate::failure::Failure;
@@ -101,6 +101,14 @@ impl Executor {
         }
     }
 
+    /// Free and total bytes of a card that is shared with others, which a plan then has to do with.
+    pub(crate) fn shared(&self) -> Option<Shared> {
+        let Self::Cuda(card) = self else { return None };
+        let (free_bytes, total_bytes) = (card.free_bytes().ok()?, card.total_bytes());
+        let room_bytes = card.room_bytes();
+        (room_bytes < total_bytes).then_some(Shared { free_bytes, room_bytes, total_bytes })
+    }
+
     /// The device itself.
     pub(crate) fn target(self) -> Result<Target, Failure> {
         match self {
@@ -122,7 +130,44 @@ fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
     };
     let mut options = CardOptions { libraries, ..CardOptions::default() };
     options.host.register = args.host_tier != HostTierName::Pinned;
-    Card::open(index, options).map(Box::new)
+    let card = Card::open(index, options)?;
+    if !own && card.backends().gemm == GemmBackend::Own {
+        out::notice(
+            "cuBLASLt was not found: products are computed by own kernels, which are slower; `plimsoll probe` says where \
+             it was looked for",
+        );
+    }
+    Ok(Box::new(card))
+}
+
+/// What others leave of a card.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared {
+    free_bytes: u64,
+    room_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Shared {
+    /// A run that fits the card but not what is left of it now is not impossible: the card is busy.
+    pub(crate) fn busy(self, line: Line, error: PipelineError) -> Failure {
+        let smallest = match &error {
+            PipelineError::Plan(PlanError::Infeasible { smallest_any_bytes, .. }) => {
+                *smallest_any_bytes
+            }
+            _ => return error.into(),
+        };
+        let asked = line.bytes(self.total_bytes).unwrap_or(self.total_bytes);
+        if !(self.room_bytes + 1..=asked).contains(&smallest) {
+            return error.into();
+        }
+        let held = self.room_bytes.saturating_sub(self.free_bytes);
+        Failure::Cuda(CudaError::Busy {
+            needed_bytes: smallest.saturating_sub(held),
+            free_bytes: self.free_bytes,
+            total_bytes: self.total_bytes,
+        })
+    }
 }
 
 /// A card that is here, with its own profile where `probe` has left one.
@@ -145,7 +190,21 @@ pub(crate) fn live(card: &Card) -> CudaMachine {
         card.backends(),
         &libraries,
     )
-    .with_memory(card.total_bytes(), card.reserved_bytes())
+    .with_memory(room(card), card.reserved_bytes())
+}
+
+/// Bytes of the card that a plan is for; a person is told where others hold much of it.
+fn room(card: &Card) -> u64 {
+    let (room, total) = (card.room_bytes(), card.total_bytes());
+    if room < total {
+        out::notice(&format!(
+            "other processes hold {} of the card's {}: planned for the {} that are left",
+            Bytes(total - room),
+            Bytes(total),
+            Bytes(room),
+        ));
+    }
+    room
 }
 
 fn profile(name: &str) -> Result<Option<CardProfile>, ProfileError> {

@@ -88,8 +88,13 @@ fn carry_out(
     let machine = machine.as_ref();
     draft.on_machine(machine);
     let device = executor.name();
+    let shared = executor.shared();
     let target = executor.target()?;
-    let mut placed = assembled.place(place, machine, target).map_err(|failure| failure.error)?;
+    let line = place.line;
+    let mut placed = assembled.place(place, machine, target).map_err(|failure| match shared {
+        Some(shared) => shared.busy(line, failure.error),
+        None => failure.error.into(),
+    })?;
     draft.placed(&placed);
 
     let timeline = placed.simulate(machine);

@@ -18,6 +18,9 @@ use crate::signals::Signals;
 /// Kept free beside everything that was seen to be taken.
 const MARGIN_BYTES: u64 = 16 << 20;
 
+/// What others hold of a card is planned around where it is more than one part in so many.
+const OTHERS_SHARE: u64 = 16;
+
 /// Device memory lent to libraries while they are first used; given back before the meter is read.
 const WARM_UP_BYTES: u64 = 64 << 20;
 
@@ -130,6 +133,19 @@ impl Card {
     pub fn free_bytes(&self) -> Result<u64, CudaError> {
         self.context.enter()?;
         self.context.memory_info().map(|(free, _)| free)
+    }
+
+    /// Bytes of the card that this process can have: all but what other processes hold now. All of it where they hold
+    /// little (the driver keeps some for itself) or cannot be told apart. Once an arena is taken, nobody can take it.
+    pub fn room_bytes(&self) -> u64 {
+        let total = self.total_bytes;
+        let (MeterKind::Process, Ok(free), Ok(held)) =
+            (self.meter.kind(), self.free_bytes(), self.held_bytes())
+        else {
+            return total;
+        };
+        let room = free.saturating_add(held).min(total);
+        if total - room > total / OTHERS_SHARE { room } else { total }
     }
 
     /// Whether a process under a line of `line_bytes` finds its memory free.

@@ -40,8 +40,9 @@ pub enum CudaError {
     },
     /// No kernels are built for the card.
     #[error(
-        "{name} has compute capability {major}.{minor}, for which there are no kernels: 8.0 to 9.0, 10.0 and 12.0 work \
-         (bf16 needs 8.0); use the CPU device on this machine"
+        "{name} has compute capability {major}.{minor}, for which there are no kernels: 8.0 to 9.0, 10.0 and 12.0 work{}; \
+         use the CPU device on this machine",
+        older_dtypes(*major)
     )]
     UnsupportedCard {
         /// The card's name.
@@ -110,6 +111,11 @@ pub enum CudaError {
         /// The earlier error.
         cause: String,
     },
+}
+
+/// Which dtypes the arithmetic of a card has that is too old for bf16.
+fn older_dtypes(major: u32) -> &'static str {
+    if major < 8 { " in bf16, and the card itself has f16 and f32 only" } else { "" }
 }
 
 impl CudaError {

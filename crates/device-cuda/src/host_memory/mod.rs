@@ -80,6 +80,10 @@ pub(crate) struct HostMemory {
     registered: Registered,
     windows: Option<Windows>,
     transfer: Option<HostBuffer>,
+    /// Why pages are not lent, until it is told.
+    not_lent: Option<String>,
+    /// Whether all memory that was asked to be pinned is.
+    is_pinned: bool,
     notices: Vec<String>,
 }
 
@@ -125,6 +129,8 @@ impl HostMemory {
             registered: Registered::new(context, budget),
             windows: None,
             transfer: None,
+            not_lent: None,
+            is_pinned: true,
             notices: Vec::new(),
         }
     }
@@ -154,23 +160,48 @@ impl HostMemory {
         }
         let verdicts = probe::fit(mappings, self.device_index, &self.options.probing);
         let mut fit = Vec::new();
+        let mut unfit: Vec<(&SharedMapping, String)> = Vec::new();
         for (mapping, verdict) in mappings.iter().zip(verdicts) {
             match verdict {
                 Ok(()) => fit.push(mapping.clone()),
-                Err(cause) => self.notice(format!(
-                    "{}: its pages cannot be lent to the card ({cause}); it is copied through pinned memory",
-                    mapping.path().display()
-                )),
+                Err(cause) => unfit.push((mapping, cause)),
             }
         }
         self.registered.keep(&fit);
+        match unfit.first() {
+            Some((_, cause)) if fit.is_empty() && unfit.iter().all(|(_, other)| other == cause) => {
+                // Not the files' matter.
+                self.not_lent = Some(cause.clone());
+            }
+            _ => {
+                for (mapping, cause) in unfit {
+                    self.notice(format!(
+                        "{}: its pages cannot be lent to the card ({cause}); it is copied through pinned memory",
+                        mapping.path().display()
+                    ));
+                }
+            }
+        }
     }
 
     fn stop_lending(&mut self, cause: &str) {
         self.options.register = false;
-        self.notice(format!(
-            "pages of files cannot be lent to the card ({cause}); copies go through pinned memory"
-        ));
+        self.not_lent = Some(cause.to_owned());
+    }
+
+    /// Tells once what was refused, when it is known how far down that leads.
+    fn tell(&mut self, is_pinned: bool) {
+        let cause = self.not_lent.take();
+        if !is_pinned {
+            let cause = cause.map_or_else(String::new, |cause| format!(" ({cause})"));
+            self.notice(format!(
+                "memory for copies cannot be pinned{cause}; they go through ordinary memory, which is slower"
+            ));
+        } else if let Some(cause) = cause {
+            self.notice(format!(
+                "pages of files cannot be lent to the card ({cause}); copies go through pinned memory"
+            ));
+        }
     }
 
     fn notice(&mut self, text: String) {
@@ -216,15 +247,11 @@ impl HostMemory {
             });
         }
         if prepared.chunks.len() > 0 && self.windows.is_none() {
-            let windows = Windows::new(&self.context)?;
-            if !windows.are_pinned() {
-                self.notice(
-                    "memory for copies cannot be pinned; they go through ordinary memory, which is slower"
-                        .to_owned(),
-                );
-            }
-            self.windows = Some(windows);
+            self.windows = Some(Windows::new(&self.context)?);
         }
+        let is_pinned = self.windows.as_ref().is_none_or(Windows::are_pinned);
+        self.is_pinned &= is_pinned;
+        self.tell(is_pinned);
         Ok(prepared)
     }
 
@@ -268,7 +295,8 @@ impl HostMemory {
         }
         self.transfer = None;
         let buffer = HostBuffer::new(&self.context, bytes, TRANSFER_PINNED_MAX);
-        if !buffer.is_pinned() {
+        // Where windows were refused too, that is one matter.
+        if !buffer.is_pinned() && self.is_pinned {
             self.notice(format!(
                 "{bytes} bytes for inputs and outputs cannot be pinned; they are copied from ordinary memory"
             ));
