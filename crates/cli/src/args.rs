@@ -127,6 +127,10 @@ pub(crate) struct GenerateArgs {
     /// Write every copy and op with its times, for chrome://tracing
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
+    /// Write what components hand on to each other (ids, contexts, latents, the decoded picture), as the device has
+    /// it, for `bench/parity_components.py`
+    #[arg(long, value_name = "OUT.safetensors")]
+    pub(crate) save_tensors: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) record: RecordArgs,
 }

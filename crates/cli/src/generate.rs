@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
-use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
+use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Prompt, check_writable};
 use plimsoll_plan::simulate;
 use serde_json::{Value, json};
 
@@ -76,7 +76,10 @@ fn carry_out(
     check_outputs(args, &paths, executor.computes() && writes)?;
 
     let assembled = model::open(&args.run)?;
-    let place = request::place_request(&args.run, assembled.defaults());
+    let place = PlaceRequest {
+        saves: args.save_tensors.is_some(),
+        ..request::place_request(&args.run, assembled.defaults())
+    };
     let prompt = Prompt {
         text: args.prompt.clone(),
         seed: args.seed,
@@ -111,6 +114,10 @@ fn carry_out(
     interrupt::writing();
     paths.truncate(if writes { generated.pictures.len() } else { 0 });
     write_pictures(&placed, &generated, &prompt, &paths, &model, draft.run_id())?;
+    if let Some(path) = args.save_tensors.as_ref().filter(|_| !generated.tensors.is_empty()) {
+        let notes = [("format", "pt"), ("model", &*model), ("plan", &placed.plan().id)];
+        generated.write_tensors(path, &notes)?;
+    }
     draft.written(&paths);
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats.spans)?;
@@ -134,11 +141,16 @@ fn check_outputs(args: &GenerateArgs, paths: &[PathBuf], computes: bool) -> Resu
             check_writable(path).map_err(PipelineError::from)?;
         }
     }
-    let Some(trace) = &args.trace else { return Ok(()) };
-    check_writable(trace).map_err(PipelineError::from)?;
-    if paths.contains(trace) {
-        let what = format!("--trace and --output are both {}", trace.display());
-        return Err(Failure::Usage(what));
+    let others = [("--trace", &args.trace), ("--save-tensors", &args.save_tensors)];
+    let mut named: Vec<(&str, &PathBuf)> = paths.iter().map(|path| ("--output", path)).collect();
+    for (option, path) in others {
+        let Some(path) = path else { continue };
+        check_writable(path).map_err(PipelineError::from)?;
+        if let Some((other, _)) = named.iter().find(|(_, known)| *known == path) {
+            let what = format!("{option} and {other} are both {}", path.display());
+            return Err(Failure::Usage(what));
+        }
+        named.push((option, path));
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
         line: args.vram.0,
         offload: args.offload(),
         prefetch: args.prefetch.is_on(),
+        saves: false,
     }
 }
 

@@ -17,7 +17,6 @@
 //!         width: 128,
 //!         height: 128,
 //!         steps: 8,
-//!         samples: 1,
 //!         text_tokens: 32,
 //!         dtype: DType::BF16,
 //!         hoist: true,
@@ -25,6 +24,7 @@
 //!     line: Line::Bytes(12 << 20),
 //!     offload: Offload::Auto,
 //!     prefetch: true,
+//!     saves: false,
 //! };
 //! let machine = CpuMachine::default_rates(2);
 //! let target = Target::Cpu { workers: 2 };
@@ -58,6 +58,7 @@ pub mod noise;
 mod packing;
 mod placed;
 mod probe;
+mod saved;
 pub mod scheduler;
 pub mod tokenize;
 mod tokenizer_files;
@@ -70,4 +71,5 @@ pub use inputs::{NoiseSource, Prompt};
 pub use packing::{PackedFile, Storage};
 pub use placed::{Generated, PlaceFailure, PlaceRequest, Placed, Planned, Target};
 pub use probe::{Probe, Probed, probe};
+pub use saved::SavedTensor;
 pub use whole_file::{check_writable, write_whole};

@@ -15,6 +15,7 @@ use crate::failure::PipelineError;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
 use crate::packing::host_dtype;
+use crate::saved::{self, SavedTensor};
 
 /// Bytes that an arena has above its plan, where the line leaves them.
 ///
@@ -33,6 +34,10 @@ pub struct PlaceRequest {
     pub offload: Offload,
     /// Copy ahead of use.
     pub prefetch: bool,
+    /// Give what components hand on to each other to the host as well: [`Generated::tensors`].
+    ///
+    /// The graph, and so the plan's id, has further outputs; the bits are the same.
+    pub saves: bool,
 }
 
 /// Which device carries the plan out.
@@ -99,6 +104,8 @@ pub struct Generated {
     pub report: Report,
     /// Bytes of device memory that the process held at the end, by the system's meter where there is one.
     pub held_bytes: Option<u64>,
+    /// What components hand on to each other, where the request asked for it.
+    pub tensors: Vec<SavedTensor>,
     /// What a person should know, such as a prompt that was cut.
     pub notices: Vec<String>,
 }
@@ -113,7 +120,7 @@ impl Assembled {
         request: &PlaceRequest,
         machine: &dyn Machine,
     ) -> Result<Planned, PipelineError> {
-        let graph = self.graph(&request.run)?;
+        let graph = self.placed_graph(request)?;
         let plan = plimsoll_plan::plan(
             &graph,
             machine,
@@ -150,6 +157,10 @@ impl Assembled {
                 Target::Sim(faults) => Box::new(simulated(planned, arena_bytes, machine, faults)),
             })
         })
+    }
+
+    fn placed_graph(&self, request: &PlaceRequest) -> Result<Graph, PipelineError> {
+        self.probed_graph(&request.run, if request.saves { &saved::PROBES } else { &[] })
     }
 
     /// As [`Assembled::place`], on a device that `device` makes for a plan and the size of its arena.
@@ -271,6 +282,7 @@ impl Placed {
             latents: Vec::new(),
             report,
             held_bytes: self.device.held_bytes(),
+            tensors: Vec::new(),
             notices: inputs.notices,
         };
         // Each is told once, by the run in which it came up.
@@ -282,11 +294,17 @@ impl Placed {
         }
         let side = |pixels: u64| u32::try_from(pixels).unwrap_or(u32::MAX);
         let run = &self.request.run;
+        if self.request.saves {
+            generated.tensors = saved::tensors(graph, &inputs.bytes, &program.outputs, run)?;
+        }
         for (output, buffer) in graph.outputs.iter().zip(&program.outputs) {
             let bytes = match buffer.bytes.lock() {
                 Ok(bytes) => bytes,
                 Err(poisoned) => poisoned.into_inner(),
             };
+            if !matches!(output.name.as_str(), "latent" | "image") {
+                continue;
+            }
             let values: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&bytes);
             if output.name == "latent" {
                 let digest = Sha256::digest(&**bytes);

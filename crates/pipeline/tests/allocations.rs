@@ -91,6 +91,7 @@ fn nothing_is_allocated_while_the_lanes_run() {
                 line,
                 offload: Offload::Auto,
                 prefetch: true,
+                saves: false,
             };
             let mut placed = demo()
                 .place_on(request, &machine, |_, arena_bytes| {

@@ -22,7 +22,13 @@ struct Traced {
 
 fn run(offload: Offload, prefetch: bool, line: Line) -> Traced {
     let machine = CpuMachine::default_rates(2);
-    let request = PlaceRequest { run: demo_run(STEPS, 1, DType::BF16), line, offload, prefetch };
+    let request = PlaceRequest {
+        run: demo_run(STEPS, 1, DType::BF16),
+        line,
+        offload,
+        prefetch,
+        saves: false,
+    };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let prompt = prompt("ice cream, 3d rendered emoji", 0);
     let generated =

@@ -131,7 +131,7 @@ fn every_mode(open: &dyn Fn() -> Assembled, run: FluxRun) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     for offload in MODES {
         for line in [Line::Min, Line::Max] {
-            let request = PlaceRequest { run, line, offload, prefetch: true };
+            let request = PlaceRequest { run, line, offload, prefetch: true, saves: false };
             let mut placed = open().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
             let prompt = prompt("ice cream, 3d rendered emoji", 0);
             let control = Control::default();
@@ -186,6 +186,7 @@ fn eight_bits_halve_what_is_streamed_and_lower_the_smallest_line() {
             line: Line::Min,
             offload,
             prefetch: true,
+            saves: false,
         };
         assembled.plan(&request, &machine).unwrap().plan
     };
@@ -207,8 +208,13 @@ fn a_units_bytes_are_one_run_of_the_file() {
         let assembled = Assembled::open_folder(folder.path()).unwrap();
         let machine = CpuMachine::default_rates(2);
         for (offload, line) in [(Offload::Auto, Line::Min), (Offload::Model, Line::Max)] {
-            let request =
-                PlaceRequest { run: demo_run(8, 1, DType::BF16), line, offload, prefetch: true };
+            let request = PlaceRequest {
+                run: demo_run(8, 1, DType::BF16),
+                line,
+                offload,
+                prefetch: true,
+                saves: false,
+            };
             let planned = assembled.plan(&request, &machine).unwrap();
             let graph = &planned.graph;
             assert!(planned.plan.units.len() > 20);

@@ -60,6 +60,7 @@ fn sixteen_captions_are_recognised() {
         line: Line::Bytes(12 << 20),
         offload: Offload::Auto,
         prefetch: true,
+        saves: false,
     };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let mut missed = Vec::new();

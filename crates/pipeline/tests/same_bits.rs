@@ -38,7 +38,7 @@ fn generate(placed: &mut Placed, workers: usize, seed: u64) -> Generated {
 /// The smallest line of a strategy.
 fn smallest(run: FluxRun, offload: Offload, prefetch: bool, workers: usize) -> u64 {
     let machine = CpuMachine::default_rates(workers);
-    let request = PlaceRequest { run, line: Line::Min, offload, prefetch };
+    let request = PlaceRequest { run, line: Line::Min, offload, prefetch, saves: false };
     demo().plan(&request, &machine).unwrap().plan.line_bytes
 }
 
@@ -64,7 +64,7 @@ fn every_mode_line_prefetch_and_thread_count() {
                     .into_iter()
                     .chain(between.map(|bytes| Line::Bytes(bytes.next_multiple_of(256))));
                 for line in lines {
-                    let request = PlaceRequest { run, line, offload, prefetch };
+                    let request = PlaceRequest { run, line, offload, prefetch, saves: false };
                     let mut placed = place(request, workers).unwrap();
                     let generated = generate(&mut placed, workers, 0);
                     let picture = generated.pictures[0].sha256();
@@ -83,7 +83,13 @@ fn every_mode_line_prefetch_and_thread_count() {
 fn hoisting_changes_no_bit() {
     let [with, without] = [true, false].map(|hoist| {
         let run = FluxRun { hoist, ..small(1) };
-        let request = PlaceRequest { run, line: Line::Min, offload: Offload::Auto, prefetch: true };
+        let request = PlaceRequest {
+            run,
+            line: Line::Min,
+            offload: Offload::Auto,
+            prefetch: true,
+            saves: false,
+        };
         let mut placed = place(request, 2).unwrap();
         let generated = generate(&mut placed, 2, 5);
         (generated.latent_sha256, generated.report.copied_bytes_per_step)
@@ -100,6 +106,7 @@ fn pictures_made_together_equal_their_single_runs() {
             line,
             offload: Offload::Auto,
             prefetch: true,
+            saves: false,
         };
         let mut pair = place(request(2), 2).unwrap();
         let together = generate(&mut pair, 2, 7);
@@ -122,6 +129,7 @@ fn a_line_below_the_smallest_is_infeasible_and_names_it() {
             line: Line::Bytes(bytes),
             offload,
             prefetch: true,
+            saves: false,
         };
         assert!(place(at(min), 1).is_ok());
         match place(at(min - 256), 1) {
@@ -135,8 +143,13 @@ fn a_line_below_the_smallest_is_infeasible_and_names_it() {
 
 #[test]
 fn a_placement_can_be_used_again_and_released() {
-    let request =
-        PlaceRequest { run: small(1), line: Line::Min, offload: Offload::Auto, prefetch: true };
+    let request = PlaceRequest {
+        run: small(1),
+        line: Line::Min,
+        offload: Offload::Auto,
+        prefetch: true,
+        saves: false,
+    };
     let mut placed = place(request, 1).unwrap();
     let first = generate(&mut placed, 1, 3);
     let other = generate(&mut placed, 1, 4);
