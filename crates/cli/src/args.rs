@@ -80,7 +80,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = KernelsName::Auto)]
     pub(crate) kernels: KernelsName,
     /// Dtype of activations (bf16 or f32; sums are always f32), and what components are stored as:
-    /// transformer=fp8 for a packed folder
+    /// transformer=fp8 for a packed folder, or to have one in bf16 put in 8 bits on its way to the device
     #[arg(long, value_name = "DTYPE|COMPONENT=DTYPE,...", default_value = "bf16")]
     pub(crate) dtype: DTypes,
     /// How weights reach the device

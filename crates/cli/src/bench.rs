@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::args::BenchArgs;
 use crate::executor::Executor;
 use crate::failure::Failure;
+use crate::pack::cache;
 use crate::{interrupt, model, out, request};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
@@ -32,6 +33,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
             let device = executor.name();
             let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
             let machine = machine.as_ref();
+            if executor.computes() {
+                assembled = cache::settle(assembled, &args.run, &place, machine, &control)?;
+            }
             let target = executor.target()?;
             let mut placed =
                 assembled.place(place, machine, target).map_err(|failed| failed.error)?;

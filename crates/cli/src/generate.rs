@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::args::GenerateArgs;
 use crate::executor::Executor;
 use crate::failure::Failure;
+use crate::pack::cache;
 use crate::progress::Bar;
 use crate::runs::{Draft, Recorder};
 use crate::{interrupt, model, out, request, trace};
@@ -89,6 +90,11 @@ fn carry_out(
     draft.opened(args, &assembled, &place, prompt.guidance);
     let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
     let machine = machine.as_ref();
+    let assembled = if executor.computes() {
+        cache::settle(assembled, &args.run, &place, machine, control)?
+    } else {
+        assembled
+    };
     draft.on_machine(machine);
     let device = executor.name();
     let target = executor.target()?;

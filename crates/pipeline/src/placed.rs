@@ -2,15 +2,16 @@
 
 use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
-use plimsoll_device::{Control, Device, DeviceError};
+use plimsoll_device::{Control, Device, DeviceError, HostDType};
 use plimsoll_device_cuda::{Card, CudaDevice};
 use plimsoll_exec::{HostRun, Progress, Report, WeightBytes, WeightSource};
-use plimsoll_graph::Graph;
+use plimsoll_graph::{DType, Graph};
 use plimsoll_models::FluxRun;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request};
+use plimsoll_weights::SCALE_SUFFIX;
 use sha2::{Digest, Sha256};
 
-use crate::assembled::{Assembled, COMPONENTS, catalog};
+use crate::assembled::{Assembled, COMPONENTS, catalog, host_rows};
 use crate::failure::PipelineError;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
@@ -61,6 +62,21 @@ pub struct Planned {
     pub graph: Graph,
     /// Where and when.
     pub plan: Plan,
+}
+
+impl Planned {
+    /// Whether every weight that is kept in 8 bits is copied once a run, so that a copy may be what puts it there.
+    pub fn narrows_once(&self) -> bool {
+        let Self { graph, plan } = self;
+        let mut copied = vec![false; graph.weights.len()];
+        plan.copies.iter().all(|copy| {
+            let unit = &plan.units[plan.loads[copy.load as usize].unit as usize];
+            unit.weights.iter().all(|placed| {
+                let is_again = std::mem::replace(&mut copied[placed.weight.index()], true);
+                !(is_again && graph.weight(placed.weight).dtype == DType::F8E4M3)
+            })
+        })
+    }
 }
 
 /// A placement that failed, with the pipeline as it was.
@@ -332,8 +348,25 @@ impl<'a> WeightSource<'a> for CheckpointSource<'a> {
     fn bytes(&self, component: &str, entry: &str) -> Option<WeightBytes<'a>> {
         let assembled = self.assembled;
         let at = COMPONENTS.iter().position(|name| *name == component)?;
-        let entry = catalog(&assembled.checkpoint, component).ok()?.get(entry)?;
-        let dtype = host_dtype(entry.dtype)?;
+        let catalog = catalog(&assembled.checkpoint, component).ok()?;
+        // The scales of a matrix that is put in 8 bits by the copy are in no file: they come from its rows.
+        let of_scales = || {
+            let matrix = entry.strip_suffix(SCALE_SUFFIX)?;
+            let found =
+                catalog.get(matrix).filter(|_| assembled.narrows_entry(component, matrix))?;
+            Some((found, HostDType::Scales(host_rows(found)?)))
+        };
+        let of_entry = || {
+            let found = catalog.get(entry)?;
+            let narrows = assembled.narrows_entry(component, entry);
+            let dtype = if narrows {
+                HostDType::Codes(host_rows(found)?)
+            } else {
+                host_dtype(found.dtype)?
+            };
+            Some((found, dtype))
+        };
+        let (entry, dtype) = of_entry().or_else(of_scales)?;
         let pieces = entry
             .pieces
             .iter()

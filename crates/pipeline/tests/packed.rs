@@ -176,6 +176,29 @@ fn eight_bits_are_the_bf16_weights_that_they_unpack_to() {
 }
 
 #[test]
+fn what_the_copy_puts_in_8_bits_is_what_a_packed_folder_holds() {
+    let folder = packed(Storage::F8);
+    let open = || Assembled::open_folder(folder.path()).unwrap();
+    let narrowing = || {
+        let mut demo = demo();
+        assert_eq!(demo.is_narrow(flux::TRANSFORMER), Some(false));
+        demo.narrow_transformer().unwrap();
+        assert_eq!(demo.is_narrow(flux::TRANSFORMER), Some(true));
+        demo
+    };
+    assert_eq!(every_mode(&narrowing, run()), every_mode(&open, run()));
+
+    let machine = CpuMachine::default_rates(2);
+    let once = |line, offload| {
+        let request = PlaceRequest { run: run(), line, offload, prefetch: true, saves: false };
+        narrowing().plan(&request, &machine).unwrap().narrows_once()
+    };
+    assert!(once(Line::Max, Offload::None) && once(Line::Max, Offload::Auto));
+    assert!(once(Line::Max, Offload::Model), "a component at a time is copied once");
+    assert!(!once(Line::Min, Offload::Auto) && !once(Line::Min, Offload::Sequential));
+}
+
+#[test]
 fn eight_bits_halve_what_is_streamed_and_lower_the_smallest_line() {
     let machine = CpuMachine::default_rates(2);
     let folder = packed(Storage::F8);
