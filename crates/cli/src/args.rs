@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plimsoll_pipeline::NoiseSource;
+use plimsoll_pipeline::{NoiseSource, Tiling};
 use plimsoll_plan::{Line, Offload};
 
 use crate::dtypes::DTypes;
@@ -92,6 +92,10 @@ pub(crate) struct RunArgs {
     /// Copy weights ahead of their use
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) prefetch: Switch,
+    /// Decode the picture in tiles of at most N pixels a side (a multiple of 16), which changes it a little: off, N, or
+    /// auto (whole where the line allows it, else the largest tiles that fit)
+    #[arg(long, value_name = "off|N|auto", default_value_t = Tiling::Off)]
+    pub(crate) vae_tile: Tiling,
     /// Take out of the step loop what does not depend on the latent; the picture is the same
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) hoist: Switch,

@@ -68,6 +68,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
                     "machine": machine.name(),
                     "plan_id": plan.id,
                     "vram_line_bytes": plan.line_bytes,
+                    "vae_tile": plan.decode_tile,
                     "predicted": plan.predicted,
                     "seconds_open": open_seconds,
                     "seconds_device": device_seconds,

@@ -243,6 +243,7 @@ impl Summary<'_> {
             "device": self.made.device,
             "offload": plan.offload,
             "prefetch": plan.prefetch,
+            "vae_tile": plan.decode_tile,
             "plan_id": plan.id,
             "vram_line_bytes": plan.line_bytes,
             "predicted": plan.predicted,
@@ -296,7 +297,8 @@ impl Summary<'_> {
             "time     {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
             report.seconds_per_step, self.made.seconds_total, plan.predicted.seconds_per_step,
         ));
-        lines.push(format!("plan     {}", plan.id));
+        let tiled = plan.decode_tile.map(|edge| format!(", decoded in tiles of {edge}"));
+        lines.push(format!("plan     {}{}", plan.id, tiled.unwrap_or_default()));
         if let Some(run_id) = self.run_id {
             lines.push(format!("record   {run_id}"));
         }

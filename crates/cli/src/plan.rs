@@ -2,7 +2,7 @@
 
 use plimsoll_graph::Graph;
 use plimsoll_models::{FluxModel, FluxRun};
-use plimsoll_pipeline::{Defaults, PipelineError, Planned};
+use plimsoll_pipeline::{Defaults, PipelineError, Planned, TileSides, plan_tiled};
 use plimsoll_plan::{Machine, explain};
 use serde_json::json;
 
@@ -27,16 +27,21 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(model) => {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);
-            let graph = shapes(&model, &request.run, &args.dtype)?;
-            let machine = executor.machine(args, &graph)?;
+            let shapes = |run: &FluxRun| shapes(&model, run, &args.dtype);
+            let machine = executor.machine(args, &shapes(&request.run)?)?;
             let asked = plimsoll_plan::Request {
                 line: request.line,
                 offload: request.offload,
                 prefetch: request.prefetch,
             };
-            let plan = plimsoll_plan::plan(&graph, machine.as_ref(), &asked)
-                .map_err(PipelineError::from)?;
-            (defaults.name, Planned { graph, plan }, machine)
+            let sides = TileSides {
+                least: model.tile_edge_min(),
+                step: model.pixels_per_token(),
+                whole: request.run.width.max(request.run.height),
+            };
+            let graph = |vae_tile| shapes(&FluxRun { vae_tile, ..request.run });
+            let planned = plan_tiled(request.tiling, sides, machine.as_ref(), &asked, &graph)?;
+            (defaults.name, planned, machine)
         }
         None => {
             let assembled = model::open(args)?;
@@ -66,13 +71,16 @@ fn print(
             "offload": plan.offload,
             "prefetch": plan.prefetch,
             "vram_line_bytes": plan.line_bytes,
+            "vae_tile": plan.decode_tile,
             "arena_bytes": plan.arena_bytes,
             "predicted": plan.predicted,
             "ledger": ledger,
         });
         out::result(&object.to_string())
     } else {
-        out::result(&format!("{name} on {}\n{ledger}", machine.name()))
+        let tiled = planned.plan.decode_tile.map(|edge| format!(", decoded in tiles of {edge}"));
+        let tiled = tiled.unwrap_or_default();
+        out::result(&format!("{name} on {}{tiled}\n{ledger}", machine.name()))
     }
 }
 

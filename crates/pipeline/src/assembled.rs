@@ -274,6 +274,7 @@ impl Assembled {
             text_tokens: 1,
             dtype: DType::F32,
             hoist: true,
+            vae_tile: None,
         };
         let graph = self.graph(&run)?;
         for (at, name) in graph.components.iter().map(|component| &component.name).enumerate() {

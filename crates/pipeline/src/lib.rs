@@ -7,7 +7,7 @@
 //! use plimsoll_device::{Control, cpu::CpuMachine};
 //! use plimsoll_graph::DType;
 //! use plimsoll_models::FluxRun;
-//! use plimsoll_pipeline::{Assembled, NoiseSource, PlaceRequest, Prompt, Target};
+//! use plimsoll_pipeline::{Assembled, NoiseSource, PlaceRequest, Prompt, Target, Tiling};
 //! use plimsoll_plan::{Line, Offload};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,11 +20,13 @@
 //!         text_tokens: 32,
 //!         dtype: DType::BF16,
 //!         hoist: true,
+//!         vae_tile: None,
 //!     },
 //!     line: Line::Bytes(12 << 20),
 //!     offload: Offload::Auto,
 //!     prefetch: true,
 //!     saves: false,
+//!     tiling: Tiling::Off,
 //! };
 //! let machine = CpuMachine::default_rates(2);
 //! let target = Target::Cpu { workers: 2 };
@@ -60,6 +62,7 @@ mod placed;
 mod probe;
 mod saved;
 pub mod scheduler;
+mod tiling;
 pub mod tokenize;
 mod tokenizer_files;
 mod whole_file;
@@ -72,4 +75,5 @@ pub use packing::{PackedFile, Storage};
 pub use placed::{Generated, PlaceFailure, PlaceRequest, Placed, Planned, Target};
 pub use probe::{Probe, Probed, probe};
 pub use saved::SavedTensor;
+pub use tiling::{TileSides, Tiling, plan_tiled};
 pub use whole_file::{check_writable, write_whole};

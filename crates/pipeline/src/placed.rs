@@ -17,6 +17,7 @@ use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
 use crate::packing::host_dtype;
 use crate::saved::{self, SavedTensor};
+use crate::tiling::{TileSides, Tiling, plan_tiled};
 
 /// Bytes that an arena has above its plan, where the line leaves them.
 ///
@@ -39,6 +40,8 @@ pub struct PlaceRequest {
     ///
     /// The graph, and so the plan's id, has further outputs; the bits are the same.
     pub saves: bool,
+    /// In which tiles pictures are decoded; `run.vae_tile` is set by it.
+    pub tiling: Tiling,
 }
 
 /// Which device carries the plan out.
@@ -136,14 +139,19 @@ impl Assembled {
         request: &PlaceRequest,
         machine: &dyn Machine,
     ) -> Result<Planned, PipelineError> {
-        let graph = self.placed_graph(request)?;
-        let plan = plimsoll_plan::plan(
-            &graph,
-            machine,
-            &Request { line: request.line, offload: request.offload, prefetch: request.prefetch },
-        )?;
-        prove(&graph, &plan, machine)?;
-        Ok(Planned { graph, plan })
+        let run = &request.run;
+        let asked =
+            Request { line: request.line, offload: request.offload, prefetch: request.prefetch };
+        let sides = TileSides {
+            least: self.model.tile_edge_min(),
+            step: self.model.pixels_per_token(),
+            whole: run.width.max(run.height),
+        };
+        let probes = if request.saves { &saved::PROBES[..] } else { &[] };
+        let graph = |vae_tile| self.probed_graph(&FluxRun { vae_tile, ..*run }, probes);
+        let planned = plan_tiled(request.tiling, sides, machine, &asked, &graph)?;
+        prove(&planned.graph, &planned.plan, machine)?;
+        Ok(planned)
     }
 
     /// Places the pipeline: plans, proves, takes the arena.
@@ -173,10 +181,6 @@ impl Assembled {
                 Target::Sim(faults) => Box::new(simulated(planned, arena_bytes, machine, faults)),
             })
         })
-    }
-
-    fn placed_graph(&self, request: &PlaceRequest) -> Result<Graph, PipelineError> {
-        self.probed_graph(&request.run, if request.saves { &saved::PROBES } else { &[] })
     }
 
     /// As [`Assembled::place`], on a device that `device` makes for a plan and the size of its arena.

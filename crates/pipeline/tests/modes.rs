@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_device::{Control, Span, SpanKind};
 use plimsoll_graph::{DType, Graph, PhaseKind};
-use plimsoll_pipeline::{PlaceRequest, Placed, Target};
+use plimsoll_pipeline::{PlaceRequest, Placed, Target, Tiling};
 use plimsoll_plan::{Line, Offload, Plan};
 use support::{demo, demo_run, prompt};
 
@@ -28,6 +28,7 @@ fn run(offload: Offload, prefetch: bool, line: Line) -> Traced {
         offload,
         prefetch,
         saves: false,
+        tiling: Tiling::Off,
     };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let prompt = prompt("ice cream, 3d rendered emoji", 0);

@@ -13,7 +13,7 @@ use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
 use plimsoll_models::{FluxRun, flux};
-use plimsoll_pipeline::{Assembled, PlaceRequest, Storage, Target};
+use plimsoll_pipeline::{Assembled, PlaceRequest, Storage, Target, Tiling};
 use plimsoll_plan::{Line, Offload};
 use plimsoll_weights::{
     Header, NewTensor, PACK_KEY, SCALE_SUFFIX, WeightDType, f8_decode, write_safetensors,
@@ -131,7 +131,14 @@ fn every_mode(open: &dyn Fn() -> Assembled, run: FluxRun) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     for offload in MODES {
         for line in [Line::Min, Line::Max] {
-            let request = PlaceRequest { run, line, offload, prefetch: true, saves: false };
+            let request = PlaceRequest {
+                run,
+                line,
+                offload,
+                prefetch: true,
+                saves: false,
+                tiling: Tiling::Off,
+            };
             let mut placed = open().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
             let prompt = prompt("ice cream, 3d rendered emoji", 0);
             let control = Control::default();
@@ -190,7 +197,14 @@ fn what_the_copy_puts_in_8_bits_is_what_a_packed_folder_holds() {
 
     let machine = CpuMachine::default_rates(2);
     let once = |line, offload| {
-        let request = PlaceRequest { run: run(), line, offload, prefetch: true, saves: false };
+        let request = PlaceRequest {
+            run: run(),
+            line,
+            offload,
+            prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
+        };
         narrowing().plan(&request, &machine).unwrap().narrows_once()
     };
     assert!(once(Line::Max, Offload::None) && once(Line::Max, Offload::Auto));
@@ -210,6 +224,7 @@ fn eight_bits_halve_what_is_streamed_and_lower_the_smallest_line() {
             offload,
             prefetch: true,
             saves: false,
+            tiling: Tiling::Off,
         };
         assembled.plan(&request, &machine).unwrap().plan
     };
@@ -237,6 +252,7 @@ fn a_units_bytes_are_one_run_of_the_file() {
                 offload,
                 prefetch: true,
                 saves: false,
+                tiling: Tiling::Off,
             };
             let planned = assembled.plan(&request, &machine).unwrap();
             let graph = &planned.graph;

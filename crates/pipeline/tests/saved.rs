@@ -7,7 +7,7 @@ mod support;
 use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
-use plimsoll_pipeline::{Generated, PlaceRequest, SavedTensor, Target};
+use plimsoll_pipeline::{Generated, PlaceRequest, SavedTensor, Target, Tiling};
 use plimsoll_plan::{Line, Offload};
 use plimsoll_weights::Header;
 use support::{demo, demo_run, prompt};
@@ -15,7 +15,14 @@ use support::{demo, demo_run, prompt};
 fn generate(saves: bool, samples: u32, line: Line) -> Generated {
     let machine = CpuMachine::default_rates(2);
     let run = demo_run(1, samples, DType::BF16);
-    let request = PlaceRequest { run, line, offload: Offload::Auto, prefetch: true, saves };
+    let request = PlaceRequest {
+        run,
+        line,
+        offload: Offload::Auto,
+        prefetch: true,
+        saves,
+        tiling: Tiling::Off,
+    };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let prompt = prompt("ice cream, 3d rendered emoji", 3);
     placed.generate(&machine, &prompt, &Control::default(), false, &mut |_| ()).unwrap()

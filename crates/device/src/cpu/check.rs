@@ -146,6 +146,10 @@ impl Checker<'_, '_> {
             }
         }
         self.dtypes(op)?;
+        if let OpKind::Tile(tile) = &op.op.kind {
+            let is_inside = tile.fits(&|mat: &Mat| [mat.rows, mat.cols]);
+            self.require(is_inside, "a tile", name)?;
+        }
         self.host_side(op)
     }
 
