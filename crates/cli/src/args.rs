@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plimsoll_pipeline::{HostTier, NoiseSource};
+use plimsoll_pipeline::{HostTier, NoiseSource, Tiling};
 use plimsoll_plan::{Line, Offload};
 
 use crate::dtypes::DTypes;
@@ -80,7 +80,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = KernelsName::Auto)]
     pub(crate) kernels: KernelsName,
     /// Dtype of activations (bf16 or f32; sums are always f32), and what components are stored as:
-    /// transformer=fp8 for a packed folder
+    /// transformer=fp8 for a packed folder, or to have one in bf16 put in 8 bits on its way to the device
     #[arg(long, value_name = "DTYPE|COMPONENT=DTYPE,...", default_value = "bf16")]
     pub(crate) dtype: DTypes,
     /// How weights reach the device
@@ -92,6 +92,10 @@ pub(crate) struct RunArgs {
     /// Copy weights ahead of their use
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) prefetch: Switch,
+    /// Decode the picture in tiles of at most N pixels a side (a multiple of 16), which changes it a little: off, N, or
+    /// auto (whole where the line allows it, else the largest tiles that fit)
+    #[arg(long, value_name = "off|N|auto", default_value_t = Tiling::Off)]
+    pub(crate) vae_tile: Tiling,
     /// Take out of the step loop what does not depend on the latent; the picture is the same
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) hoist: Switch,
@@ -134,6 +138,10 @@ pub(crate) struct GenerateArgs {
     /// Write every copy and op with its times, for chrome://tracing
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
+    /// Write what components hand on to each other (ids, contexts, latents, the decoded picture), as the device has
+    /// it, for `bench/parity_components.py`
+    #[arg(long, value_name = "OUT.safetensors")]
+    pub(crate) save_tensors: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) record: RecordArgs,
 }

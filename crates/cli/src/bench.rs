@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::args::BenchArgs;
 use crate::executor::Executor;
 use crate::failure::Failure;
+use crate::pack::cache;
 use crate::{interrupt, model, out, request};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
@@ -31,6 +32,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let request = request::place_request(&args.run, assembled.defaults());
     let machine = executor.machine(&args.run, &assembled.graph(&request.run)?)?;
     let machine = machine.as_ref();
+    if executor.computes() {
+        // What one line needs, all lines use.
+        for line in &args.lines {
+            let request = PlaceRequest { line: line.0, ..request };
+            assembled = cache::settle(assembled, &args.run, &request, machine, &control)?;
+        }
+    }
     // One device for all lines: plan after plan is laid on it.
     let mut waiting = Some((assembled, executor.target()?));
     let mut last = None;
@@ -73,6 +81,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
                     "machine": machine.name(),
                     "plan_id": plan.id,
                     "vram_line_bytes": plan.line_bytes,
+                    "vae_tile": plan.decode_tile,
                     "predicted": plan.predicted,
                     "disk": placed.disk().map(|share| share.json()),
                     "seconds_open": open_seconds,

@@ -131,27 +131,19 @@ impl DTypes {
     }
 }
 
-/// Refuses to run a component as what it is not stored as, with the command that makes it so.
-pub(crate) fn check(args: &RunArgs, assembled: &Assembled) -> Result<(), Failure> {
+/// Makes the pipeline what `--dtype` says of its components: what is stored wider is put in 8 bits on its way to the
+/// device; what is stored in 8 bits does not become bf16 again.
+pub(crate) fn apply(args: &RunArgs, assembled: &mut Assembled) -> Result<(), Failure> {
     for (component, stored) in &args.dtype.parts {
         let is_narrow = assembled.is_narrow(component).unwrap_or(false);
-        let model = &args.model;
         match stored {
-            Stored::Fp8 if !is_narrow => {
-                let output = if model == "demo" { "demo" } else { model.trim_end_matches('/') };
-                let mut command = format!("plimsoll pack --model {model}");
-                if let Some(file) = &args.transformer {
-                    command += &format!(" --transformer {}", file.display());
-                }
-                return Err(Failure::Usage(format!(
-                    "the {component} of {model} is not stored as fp8: \
-                     {command} -o {output}-fp8 --dtype {component}=fp8"
-                )));
-            }
+            // The transformer: nothing else is given in fp8.
+            Stored::Fp8 if !is_narrow => assembled.narrow_transformer()?,
             Stored::Bf16 if is_narrow => {
                 return Err(Failure::Usage(format!(
-                    "the {component} of {model} is stored as fp8: \
-                     bf16 needs the folder that it was packed from"
+                    "the {component} of {} is stored as fp8: \
+                     bf16 needs the folder that it was packed from",
+                    args.model
                 )));
             }
             _ => {}

@@ -1,6 +1,6 @@
 //! Where a run is carried out, and what the planner is told about it.
 
-use plimsoll_cuda_kernels::{Arch, Backends};
+use plimsoll_cuda_kernels::{Arch, Backends, GemmBackend};
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_device::sim::SimFaults;
 use plimsoll_device_cuda::loader::LibraryOptions;

@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
-use plimsoll_pipeline::{Generated, PipelineError, Placed, Prompt, check_writable};
+use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Prompt, check_writable};
 use serde_json::{Value, json};
 
 use crate::args::GenerateArgs;
 use crate::executor::Executor;
 use crate::failure::Failure;
+use crate::pack::cache;
 use crate::progress::Bar;
 use crate::runs::{Draft, Recorder};
 use crate::{interrupt, model, out, request, trace};
@@ -76,7 +77,10 @@ fn carry_out(
 
     let mut assembled = model::open(&args.run)?;
     assembled.limit_host(request::host_limits(&args.run, &executor));
-    let place = request::place_request(&args.run, assembled.defaults());
+    let place = PlaceRequest {
+        saves: args.save_tensors.is_some(),
+        ..request::place_request(&args.run, assembled.defaults())
+    };
     let prompt = Prompt {
         text: args.prompt.clone(),
         seed: args.seed,
@@ -86,6 +90,11 @@ fn carry_out(
     draft.opened(args, &assembled, &place, prompt.guidance);
     let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
     let machine = machine.as_ref();
+    let assembled = if executor.computes() {
+        cache::settle(assembled, &args.run, &place, machine, control)?
+    } else {
+        assembled
+    };
     draft.on_machine(machine);
     let device = executor.name();
     let shared = executor.shared();
@@ -116,6 +125,10 @@ fn carry_out(
     interrupt::writing();
     paths.truncate(if writes { generated.pictures.len() } else { 0 });
     write_pictures(&placed, &generated, &prompt, &paths, &model, draft.run_id())?;
+    if let Some(path) = args.save_tensors.as_ref().filter(|_| !generated.tensors.is_empty()) {
+        let notes = [("format", "pt"), ("model", &*model), ("plan", &placed.plan().id)];
+        generated.write_tensors(path, &notes)?;
+    }
     draft.written(&paths);
     if let Some(path) = &args.trace {
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats)?;
@@ -139,11 +152,16 @@ fn check_outputs(args: &GenerateArgs, paths: &[PathBuf], computes: bool) -> Resu
             check_writable(path).map_err(PipelineError::from)?;
         }
     }
-    let Some(trace) = &args.trace else { return Ok(()) };
-    check_writable(trace).map_err(PipelineError::from)?;
-    if paths.contains(trace) {
-        let what = format!("--trace and --output are both {}", trace.display());
-        return Err(Failure::Usage(what));
+    let others = [("--trace", &args.trace), ("--save-tensors", &args.save_tensors)];
+    let mut named: Vec<(&str, &PathBuf)> = paths.iter().map(|path| ("--output", path)).collect();
+    for (option, path) in others {
+        let Some(path) = path else { continue };
+        check_writable(path).map_err(PipelineError::from)?;
+        if let Some((other, _)) = named.iter().find(|(_, known)| *known == path) {
+            let what = format!("{option} and {other} are both {}", path.display());
+            return Err(Failure::Usage(what));
+        }
+        named.push((option, path));
     }
     Ok(())
 }
@@ -230,6 +248,7 @@ impl Summary<'_> {
             "device": self.made.device,
             "offload": plan.offload,
             "prefetch": plan.prefetch,
+            "vae_tile": plan.decode_tile,
             "plan_id": plan.id,
             "vram_line_bytes": plan.line_bytes,
             "predicted": plan.predicted,
@@ -284,7 +303,8 @@ impl Summary<'_> {
             "time     {:.3} s a step, {:.2} s in all (predicted {:.3} s a step)",
             report.seconds_per_step, self.made.seconds_total, plan.predicted.seconds_per_step,
         ));
-        lines.push(format!("plan     {}", plan.id));
+        let tiled = plan.decode_tile.map(|edge| format!(", decoded in tiles of {edge}"));
+        lines.push(format!("plan     {}{}", plan.id, tiled.unwrap_or_default()));
         if let Some(run_id) = self.run_id {
             lines.push(format!("record   {run_id}"));
         }

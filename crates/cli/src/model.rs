@@ -11,8 +11,8 @@ use crate::{demo, dtypes};
 
 /// The pipeline of a run, which is stored as its `--dtype` says.
 pub(crate) fn open(args: &RunArgs) -> Result<Assembled, Failure> {
-    let assembled = open_named(&args.model, args.transformer.as_deref())?;
-    dtypes::check(args, &assembled)?;
+    let mut assembled = open_named(&args.model, args.transformer.as_deref())?;
+    dtypes::apply(args, &mut assembled)?;
     Ok(assembled)
 }
 

@@ -2,7 +2,7 @@
 
 use plimsoll_graph::Graph;
 use plimsoll_models::{FluxModel, FluxRun};
-use plimsoll_pipeline::{Defaults, PipelineError, Planned};
+use plimsoll_pipeline::{Defaults, PipelineError, Planned, TileSides, plan_tiled};
 use plimsoll_plan::{Machine, explain};
 use serde_json::json;
 
@@ -27,16 +27,21 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(model) => {
             let defaults = published_defaults(&args.model, &model);
             let request = request::place_request(args, &defaults);
-            let graph = shapes(&model, &request.run, &args.dtype)?;
-            let machine = executor.machine(args, &graph)?;
+            let shapes = |run: &FluxRun| shapes(&model, run, &args.dtype);
+            let machine = executor.machine(args, &shapes(&request.run)?)?;
             let asked = plimsoll_plan::Request {
                 line: request.line,
                 offload: request.offload,
                 prefetch: request.prefetch,
             };
-            let plan = plimsoll_plan::plan(&graph, machine.as_ref(), &asked)
-                .map_err(PipelineError::from)?;
-            (defaults.name, Planned { graph, plan, disk: None }, machine)
+            let sides = TileSides {
+                least: model.tile_edge_min(),
+                step: model.pixels_per_token(),
+                whole: request.run.width.max(request.run.height),
+            };
+            let graph = |vae_tile| shapes(&FluxRun { vae_tile, ..request.run });
+            let planned = plan_tiled(request.tiling, sides, machine.as_ref(), &asked, &graph)?;
+            (defaults.name, planned, machine)
         }
         None => {
             let mut assembled = model::open(args)?;
@@ -67,6 +72,7 @@ fn print(
             "offload": plan.offload,
             "prefetch": plan.prefetch,
             "vram_line_bytes": plan.line_bytes,
+            "vae_tile": plan.decode_tile,
             "arena_bytes": plan.arena_bytes,
             "predicted": plan.predicted,
             "disk": planned.disk.map(|share| share.json()),
@@ -77,7 +83,9 @@ fn print(
         let notice = planned.disk.map_or_else(String::new, |share| {
             format!("\n{}", share.notice(planned.plan.predicted.seconds_per_step))
         });
-        out::result(&format!("{name} on {}\n{ledger}{notice}", machine.name()))
+        let tiled = planned.plan.decode_tile.map(|edge| format!(", decoded in tiles of {edge}"));
+        let tiled = tiled.unwrap_or_default();
+        out::result(&format!("{name} on {}{tiled}\n{ledger}{notice}", machine.name()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the options mean for the model at hand.
 
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Defaults, HostLimits, PlaceRequest};
+use plimsoll_pipeline::{Defaults, HostLimits, PlaceRequest, Tiling};
 
 use crate::args::RunArgs;
 use crate::executor::Executor;
@@ -18,10 +18,16 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
             text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
             dtype: args.dtype.run(),
             hoist: args.hoist.is_on(),
+            vae_tile: match args.vae_tile {
+                Tiling::Edge(edge) => Some(edge),
+                Tiling::Off | Tiling::Auto => None,
+            },
         },
         line: args.vram.0,
         offload: args.offload(),
         prefetch: args.prefetch.is_on(),
+        saves: false,
+        tiling: args.vae_tile,
     }
 }
 

@@ -325,9 +325,61 @@ fn fp8_is_packed_inspected_and_run() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("packed from"));
 }
 
+/// The bytes of a bf16 folder go to 8 bits on the way where each is copied once, else through a file that is written
+/// once; either way the bits are those of the packed folder.
+#[test]
+fn fp8_of_a_bf16_folder_has_the_bits_of_the_packed_one() {
+    let folder = Folder::new();
+    let narrow = packed(&folder, "narrow", &["--dtype", "transformer=fp8"]);
+    let cache = folder.0.path().join("cache");
+    let run = |model: &str, line: &str| {
+        let arguments = ["generate", PROMPT, "--model", model, "--vram", line, "--json"];
+        let fp8 = ["--dtype", "transformer=fp8", "--steps", "2"];
+        let mut command = folder.command(&[&arguments[..], &fp8[..]].concat());
+        let output = command.env("XDG_CACHE_HOME", &cache).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let bits = ["plan_id", "latent_sha256", "image_sha256"].map(|key| json[key].clone());
+        (bits, errors)
+    };
+    let files = || std::fs::read_dir(cache.join("plimsoll/packed")).map_or(0, Iterator::count);
+    let (resident, errors) = run(&demo(), "max");
+    assert_eq!((run(&narrow, "max").0, errors.as_str()), (resident, ""));
+    assert_eq!(files(), 0, "nothing is written where the copy does it");
+    let (streamed, errors) = run(&demo(), "min");
+    assert_eq!(run(&narrow, "min").0, streamed);
+    assert!(errors.contains("packed in fp8 once") && errors.contains(" bytes in "), "{errors}");
+    assert_eq!(files(), 2, "the file and its lock");
+    assert_eq!(run(&demo(), "min"), (streamed, String::new()), "the second run finds it");
+
+    // A file system without room, and two processes at once.
+    #[cfg(target_os = "linux")]
+    {
+        let arguments = ["generate", PROMPT, "--model", &demo(), "--vram", "min"];
+        let fp8 = ["--dtype", "transformer=fp8"];
+        let all = [&arguments[..], &fp8[..]].concat();
+        let full = folder.command(&all).env("XDG_CACHE_HOME", "/proc").output().unwrap();
+        let errors = String::from_utf8_lossy(&full.stderr).into_owned();
+        assert_eq!((full.status.code(), errors.lines().count()), (Some(5), 1), "{errors}");
+        assert!(errors.contains("0 are free") && errors.contains("plimsoll pack --model"));
+        let other = folder.0.path().join("other");
+        let start = |_| {
+            let mut command = folder.command(&all);
+            command.env("XDG_CACHE_HOME", &other).stderr(Stdio::piped()).stdout(Stdio::null());
+            command.spawn().unwrap()
+        };
+        let both = [0, 1].map(start).map(|child| child.wait_with_output().unwrap());
+        let told = |text: &str| {
+            both.iter().filter(|end| String::from_utf8_lossy(&end.stderr).contains(text)).count()
+        };
+        assert!(both.iter().all(|end| end.status.success()));
+        assert_eq!(told("packed in fp8 once"), 1, "one of them writes it");
+    }
+}
+
 #[test]
 fn what_cannot_be_packed_is_refused_and_leaves_nothing() {
-    refused_run(&["--dtype", "transformer=fp8"], 2, "pack --model");
     refused_run(&["--dtype", "vae=fp8"], 2, "stays bf16");
     let model = demo();
     let inside = format!("{model}/packed");

@@ -24,6 +24,7 @@ macro_rules! cubins {
             cubins!(@one $arch, "light_norm"),
             cubins!(@one $arch, "light_rope"),
             cubins!(@one $arch, "light_small"),
+            cubins!(@one $arch, "light_tiles"),
             cubins!(@one $arch, "runtime"),
             $(cubins!(@one $arch, $only),)*
         ]

@@ -12,8 +12,16 @@ use plimsoll_plan::Region;
 const BACKENDS: Backends = Backends::OWN;
 
 fn flux(dtype: DType, hoist: bool) -> Graph {
-    let run =
-        FluxRun { width: 1024, height: 1024, steps: 4, samples: 1, text_tokens: 512, dtype, hoist };
+    let run = FluxRun {
+        width: 1024,
+        height: 1024,
+        steps: 4,
+        samples: 1,
+        text_tokens: 512,
+        dtype,
+        hoist,
+        vae_tile: None,
+    };
     FluxModel::dev().graph(&run, &|_, _| dtype).expect("FLUX.1-dev")
 }
 

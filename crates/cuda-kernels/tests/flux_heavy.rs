@@ -26,7 +26,16 @@ fn flux(dtype: DType) -> Graph {
 
 fn flux_of(dtype: DType, weights: &dyn Fn(&str, &str) -> DType) -> Graph {
     let (width, height, steps, samples) = (1024, 1024, 4, 1);
-    let run = FluxRun { width, height, steps, samples, text_tokens: 512, dtype, hoist: true };
+    let run = FluxRun {
+        width,
+        height,
+        steps,
+        samples,
+        text_tokens: 512,
+        dtype,
+        hoist: true,
+        vae_tile: None,
+    };
     FluxModel::dev().graph(&run, weights).expect("FLUX.1-dev")
 }
 

@@ -27,6 +27,7 @@ fn flux_dev() -> Graph {
         text_tokens: 512,
         dtype: DType::BF16,
         hoist: true,
+        vae_tile: None,
     };
     FluxModel::dev().graph(&run, &|_, _| DType::BF16).unwrap()
 }

@@ -48,6 +48,53 @@ pub enum HostDType {
     U32,
     /// 8-bit float, for [`DType::F8E4M3`] and for nothing else: it is never cast.
     F8E4M3,
+    /// Elements of a matrix that the copy puts in 8 bits, each row by its own scale; for [`DType::F8E4M3`] only.
+    Codes(HostRows),
+    /// Rows of a matrix of which only their scales arrive: an element is a row, and its value the scale by which
+    /// [`HostDType::Codes`] puts it in 8 bits; for [`DType::F32`] only.
+    Scales(HostRows),
+}
+
+/// Rows of a matrix in host memory that goes to the device in 8 bits.
+///
+/// A row's codes depend on the whole of it, so a range of such a type holds whole rows and is cut between rows only.
+/// The rule is that of `plimsoll_weights::f8_scale` and `f8_encode`, by which packed files are written. A row with an
+/// element that is no number has NaN as its scale, and so as its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRows {
+    /// Type of the elements as stored.
+    pub stored: WideDType,
+    /// Elements of a row, at least 1.
+    pub cols: u32,
+}
+
+/// An element type that can be put in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WideDType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+}
+
+impl WideDType {
+    /// The same as the type of bytes in host memory.
+    pub const fn host(self) -> HostDType {
+        match self {
+            Self::F32 => HostDType::F32,
+            Self::F16 => HostDType::F16,
+            Self::BF16 => HostDType::BF16,
+        }
+    }
+}
+
+impl HostRows {
+    /// Bytes of a row.
+    pub const fn bytes(self) -> u64 {
+        self.stored.host().bytes() * self.cols as u64
+    }
 }
 
 impl HostDType {
@@ -57,6 +104,16 @@ impl HostDType {
             Self::F32 | Self::U32 => 4,
             Self::F16 | Self::BF16 => 2,
             Self::F8E4M3 => 1,
+            Self::Codes(rows) => rows.stored.host().bytes(),
+            Self::Scales(rows) => rows.bytes(),
+        }
+    }
+
+    /// Bytes between which a range may be cut: one element, or one row where its codes depend on all of it.
+    pub const fn unit_bytes(self) -> u64 {
+        match self {
+            Self::Codes(rows) => rows.bytes(),
+            other => other.bytes(),
         }
     }
 }

@@ -36,6 +36,7 @@ mod rates;
 mod signature;
 mod simd;
 mod team;
+mod tiles;
 mod transpose;
 mod workspace;
 

@@ -18,6 +18,7 @@ pub mod sim;
 pub use plimsoll_plan::Region;
 
 pub use contract::{
-    BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, HostTable, Lane, Mat,
-    OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind, is_plain,
+    BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, HostRows, HostTable,
+    Lane, Mat, OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind, WideDType,
+    is_plain,
 };

@@ -38,6 +38,9 @@ pub struct Builder<'a> {
     pub(crate) phases: Vec<PhaseSpec>,
     /// The scales of weights that are stored in 8 bits.
     pub(crate) scales: BTreeMap<WeightId, WeightId>,
+    /// The block that was gone back to, while it is the present one.
+    pub(crate) again: Option<BlockId>,
+    pub(crate) decode_tile: Option<u64>,
     pub(crate) problem: Option<GraphError>,
 }
 
@@ -75,6 +78,8 @@ impl<'a> Builder<'a> {
             outputs: Vec::new(),
             phases: Vec::new(),
             scales: BTreeMap::new(),
+            again: None,
+            decode_tile: None,
             problem: None,
         }
     }
@@ -107,6 +112,7 @@ impl<'a> Builder<'a> {
     pub fn block(&mut self, component: ComponentId, name: impl Into<String>) {
         self.blocks.push(Block { name: name.into(), component, weights: Vec::new() });
         let block = BlockId(index(self.blocks.len() - 1));
+        self.again = None;
         match self.phases.last_mut() {
             Some(phase) => phase.visits.push((block, Vec::new())),
             None => self.fail("a block before any phase"),
@@ -133,7 +139,7 @@ impl<'a> Builder<'a> {
         {
             self.problem.get_or_insert(GraphError::TooLarge { what: format!("tensor {name}") });
         }
-        let scope = self.blocks.last().map_or("", |block| block.name.as_str());
+        let scope = self.block_position().map_or("", |at| self.blocks[at].name.as_str());
         self.tensors.push(Tensor {
             name: format!("{scope}.{name}"),
             rows,

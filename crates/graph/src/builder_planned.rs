@@ -36,13 +36,6 @@ impl Builder<'_> {
         self.blocks.last().map_or(ComponentId(0), |block| block.component)
     }
 
-    /// A buffer of zeros; see [`PlannedOp::Clear`].
-    pub fn clear(&mut self, name: &str, rows: u64, cols: u64) -> Value {
-        let out = self.buffer(name, rows, cols, self.dtype(), Dependence::Latent);
-        self.push(name, OpKind::Planned(PlannedOp::Clear { out }));
-        out
-    }
-
     /// A part of `x` as a matrix of its own shape.
     pub fn tile(&mut self, name: &str, x: Value, rows: u64, cols: u64) -> Value {
         let out = self.result(name, rows, cols, &[x]);

@@ -13,6 +13,9 @@ impl Builder<'_> {
     /// Where the parts are stored as [`DType::F8E4M3`], a weight of their scales (`{entry}_scale`, `[rows]` in `f32`)
     /// follows it, which [`Builder::linear_into`] hands to its op.
     pub fn weight(&mut self, name: &str, parts: &[(String, Vec<u64>)]) -> WeightId {
+        if let Some(known) = self.weight_again(parts) {
+            return known;
+        }
         let (mut rows, mut cols) = (0u64, 0u64);
         for (entry, shape) in parts {
             let (part_rows, part_cols) = match shape.as_slice() {
@@ -31,7 +34,7 @@ impl Builder<'_> {
                 cols = part_cols;
             }
         }
-        let Some(block) = self.blocks.last() else {
+        let Some(block) = self.block_position().map(|at| &self.blocks[at]) else {
             self.fail("a weight before any block");
             return WeightId(0);
         };
@@ -75,8 +78,8 @@ impl Builder<'_> {
     fn push_weight(&mut self, weight: Weight) -> WeightId {
         self.weights.push(weight);
         let id = WeightId(index(self.weights.len() - 1));
-        if let Some(block) = self.blocks.last_mut() {
-            block.weights.push(id);
+        if let Some(at) = self.block_position() {
+            self.blocks[at].weights.push(id);
         }
         id
     }

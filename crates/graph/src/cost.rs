@@ -33,6 +33,7 @@ impl Op {
             | OpKind::Unpatchify { out, .. }
             | OpKind::GroupNorm { out, .. } => 8 * out.rows * out.cols,
             OpKind::QkNormRope { q, .. } => 24 * q.rows * q.cols,
+            OpKind::Tile(op) => op.flops(),
             OpKind::Planned(op) => op.flops(graph),
         }
     }
@@ -315,6 +316,10 @@ impl Op {
                     && out.rows == x.rows * upscale * upscale;
                 self.require(fits, || format!("{} pixels to {}", x.rows, out.rows))
             }
+            OpKind::Tile(op) => match op.misfit(graph) {
+                None => Ok(()),
+                Some(what) => Err(self.problem(what)),
+            },
             OpKind::Planned(op) => match op.misfit(graph) {
                 None => Ok(()),
                 Some(what) => Err(self.problem(what)),

@@ -291,6 +291,10 @@ pub struct Graph {
     pub steps: u32,
     /// Pictures made in one run.
     pub samples: u32,
+    /// Most pixels of a side of the tiles in which the picture is decoded; `None` where it is decoded whole.
+    ///
+    /// Results of another tiling are other results, so it is in the plan and its id.
+    pub decode_tile: Option<u64>,
 }
 
 impl Graph {

@@ -16,6 +16,7 @@
 
 mod builder;
 mod builder_planned;
+mod builder_tiles;
 mod builder_weights;
 mod cost;
 mod dtype;
@@ -24,6 +25,7 @@ mod graph;
 mod lower;
 mod op;
 mod planned;
+mod tiles;
 
 pub use builder::{Builder, PhaseSpec, Value};
 pub use builder_planned::ConvShape;
@@ -37,3 +39,4 @@ pub use graph::{
 pub use lower::LowerOptions;
 pub use op::{Access, Activation, Norm, Op, OpKind, RelativeBias, Residual};
 pub use planned::PlannedOp;
+pub use tiles::{Fade, TileOp};

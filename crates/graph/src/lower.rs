@@ -65,6 +65,7 @@ fn lower(trace: Builder<'_>, options: &LowerOptions) -> Result<Graph, GraphError
             blocks: trace.blocks,
             steps: options.steps,
             samples: options.samples,
+            decode_tile: trace.decode_tile,
             ..Graph::default()
         },
         trace_tensors: trace.tensors,

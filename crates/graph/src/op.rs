@@ -6,6 +6,7 @@
 
 use crate::graph::{InputId, OutputId, TableId, View, WeightId};
 use crate::planned::PlannedOp;
+use crate::tiles::TileOp;
 
 /// What a linear layer applies to its result before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -291,6 +292,8 @@ pub enum OpKind<V = View, W = WeightId> {
         /// `[height * width * upscale^2, out]`.
         out: V,
     },
+    /// An op of a picture that is decoded in tiles.
+    Tile(TileOp<V>),
     /// An op that can be planned and that no device runs yet.
     Planned(PlannedOp<V, W>),
 }
@@ -340,6 +343,7 @@ impl<V, W> OpKind<V, W> {
             Self::Unpatchify { .. } => "unpatchify",
             Self::GroupNorm { .. } => "group_norm",
             Self::Conv3x3 { .. } => "conv3x3",
+            Self::Tile(op) => op.label(),
             Self::Planned(op) => op.label(),
         }
     }
@@ -464,6 +468,7 @@ impl<V, W> OpKind<V, W> {
                     out: view(out, WRITE),
                 }
             }
+            Self::Tile(op) => OpKind::Tile(op.map(view)),
             Self::Planned(op) => OpKind::Planned(op.map(view, weight)),
         }
     }

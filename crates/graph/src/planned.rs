@@ -10,11 +10,6 @@ use crate::op::{Access, READ, UPDATE, WRITE};
 /// Kind and operands of an op that no device runs yet; see [`crate::OpKind`] for how shapes are given.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlannedOp<V = View, W = WeightId> {
-    /// Fills `out` with zeros.
-    Clear {
-        /// Any shape.
-        out: V,
-    },
     /// A part of `x`, or all of it in another shape: what one tile of a decoder takes, channels that become frames.
     Tile {
         /// Source.
@@ -125,7 +120,6 @@ impl<V, W> PlannedOp<V, W> {
     /// Stable name of the kind.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Clear { .. } => "clear",
             Self::Tile { .. } => "tile",
             Self::Scale { .. } => "scale",
             Self::Guide { .. } => "guide",
@@ -145,7 +139,6 @@ impl<V, W> PlannedOp<V, W> {
         weight: &mut impl FnMut(&W) -> W2,
     ) -> PlannedOp<V2, W2> {
         match self {
-            Self::Clear { out } => PlannedOp::Clear { out: view(out, WRITE) },
             Self::Tile { x, out } => PlannedOp::Tile { x: view(x, READ), out: view(out, WRITE) },
             Self::Scale { x, factor, out } => PlannedOp::Scale {
                 x: view(x, READ),
@@ -223,7 +216,7 @@ impl PlannedOp {
     /// Floating-point operations, two a multiply-add, over all rows.
     pub(crate) fn flops(&self, graph: &Graph) -> u64 {
         match self {
-            Self::Clear { .. } | Self::Tile { .. } => 0,
+            Self::Tile { .. } => 0,
             Self::Scale { out, .. } => out.rows * out.cols,
             Self::Guide { out, .. } => 3 * out.rows * out.cols,
             Self::Rope { x, .. } | Self::HeadNorm { x, .. } => 6 * x.rows * x.cols,
@@ -241,7 +234,6 @@ impl PlannedOp {
         let same = |a: &View, b: &View| a.rows == b.rows && a.cols == b.cols;
         let shape = |view: &View| format!("{}x{}", view.rows, view.cols);
         let fits = match self {
-            Self::Clear { .. } => true,
             Self::Tile { x, out } => out.rows * out.cols <= x.rows * x.cols,
             Self::Scale { x, factor, out } => same(x, out) && factor.rows == 1 && factor.cols == 1,
             Self::Guide { cond, uncond, out, .. } => same(cond, out) && same(uncond, out),

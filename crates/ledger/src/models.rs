@@ -219,6 +219,7 @@ impl KnownModel {
                     text_tokens: ask.text_tokens,
                     dtype: ask.dtype,
                     hoist: ask.hoist,
+                    vae_tile: None,
                 };
                 Recipe { graph: model.coded_graph(&run, &coding)?, tiles: 1 }
             }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::ModelError;
 use crate::config::{COUNT_MAX, bounded, check, parse};
 use crate::layers::{affine, conv3x3, linear};
+use crate::tiles::side;
 
 /// Fields of `vae/config.json` that shape the decoder.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -122,24 +123,30 @@ impl VaeConfig {
 
     /// Traces the decoder over packed latents `[height/2 * width/2, 4 * channels]`, which become output
     /// `latent`; the picture becomes output `image`, `[height * width * downscale^2, 3]` in `f32`, nominally in -1..1.
+    ///
+    /// With `tile` it is decoded in tiles of at most so many picture pixels a side, one after the other, which changes it
+    /// a little: GroupNorm and attention see a tile at a time. `image` is then `[height * downscale, width * downscale * 3]`:
+    /// the same bytes. A picture no larger than a tile is decoded whole.
     pub(crate) fn trace(
         &self,
         b: &mut Builder<'_>,
         component: &str,
         latent: Value,
         size: [u64; 2],
+        tile: Option<u64>,
     ) {
         let id = b.component(component);
         b.phase(PhaseKind::Decode, "decode");
         let decoder = Decoder { config: self, id };
-        decoder.trace(b, latent, size);
+        decoder.trace(b, latent, size, tile);
     }
 
     /// Traces the decoder over latent pixels `[height * width, channels]` in the present decode phase, in blocks of its
     /// component.
     pub(crate) fn trace_pixels(&self, b: &mut Builder<'_>, z: Value, size: [u64; 2]) {
         let id = b.component_of_block();
-        Decoder { config: self, id }.trace_pixels(b, z, size);
+        let image = Decoder { config: self, id }.trace_pixels(b, z, size);
+        b.output("image", image);
     }
 }
 
@@ -149,15 +156,56 @@ struct Decoder<'c> {
 }
 
 impl Decoder<'_> {
-    fn trace(&self, b: &mut Builder<'_>, latent: Value, size: [u64; 2]) {
+    fn trace(&self, b: &mut Builder<'_>, latent: Value, size: [u64; 2], tile: Option<u64>) {
         b.block(self.id, "vae.conv_in");
         b.output("latent", latent);
         let shift = self.config.shift_factor.unwrap_or(0.0);
         let z = b.unpatchify("z", latent, size, self.config.scaling_factor, shift);
-        self.trace_pixels(b, z, size);
+        let unit = self.config.downscale();
+        let edge =
+            tile.map(|pixels| pixels / unit).filter(|edge| size.iter().any(|side| side > edge));
+        let image = match edge {
+            None => self.trace_pixels(b, z, size),
+            Some(edge) => self.trace_tiles(b, z, size, edge),
+        };
+        b.output("image", image);
     }
 
-    fn trace_pixels(&self, b: &mut Builder<'_>, z: Value, [mut height, mut width]: [u64; 2]) {
+    /// The picture `[height * downscale, width * downscale * 3]` of tiles of `edge` latent pixels a side.
+    fn trace_tiles(
+        &self,
+        b: &mut Builder<'_>,
+        z: Value,
+        [height, width]: [u64; 2],
+        edge: u64,
+    ) -> Value {
+        let (unit, channels) = (self.config.downscale(), self.config.out_channels);
+        b.decode_in_tiles(edge * unit);
+        let picture = b.clear_of("picture", height * unit, width * unit * channels, DType::F32);
+        let (tile_height, rows) = side(height, edge, unit);
+        let (tile_width, cols) = side(width, edge, unit);
+        for row in &rows {
+            for col in &cols {
+                b.block_again(self.id, "vae.conv_in");
+                let size = [tile_height, tile_width];
+                let part = b.crop("tile", z, width, [row.start, col.start], size);
+                let tile = self.trace_pixels(b, part, size);
+                let target = picture
+                    .slice_rows(row.first, row.pixels)
+                    .slice_cols(col.first * channels, col.pixels * channels);
+                b.blend("blend", tile, tile_width * unit, [row.fade, col.fade], target);
+            }
+        }
+        picture
+    }
+
+    /// The picture `[pixels, 3]` of latent pixels.
+    fn trace_pixels(
+        &self,
+        b: &mut Builder<'_>,
+        z: Value,
+        [mut height, mut width]: [u64; 2],
+    ) -> Value {
         let config = self.config;
         let dtype = b.dtype();
         let low = *config.block_out_channels.last().unwrap_or(&0);
@@ -193,19 +241,18 @@ impl Decoder<'_> {
             }
             if level + 1 < levels {
                 let name = format!("decoder.up_blocks.{level}.upsamplers.0.conv");
-                b.block(self.id, format!("vae.up_blocks.{level}.upsampler"));
+                b.block_again(self.id, &format!("vae.up_blocks.{level}.upsampler"));
                 let (weight, bias) = conv3x3(b, &name, channels, channels);
                 x = b.conv3x3("conv", x, [height, width], 2, weight, bias, None, dtype);
                 (height, width) = (height * 2, width * 2);
             }
         }
 
-        b.block(self.id, "vae.conv_out");
+        b.block_again(self.id, "vae.conv_out");
         let n = self.group_norm(b, "norm_out", "decoder.conv_norm_out", x, channels, true);
         let (weight, bias) = conv3x3(b, "decoder.conv_out", config.out_channels, channels);
         let size = [height, width];
-        let image = b.conv3x3("image", n, size, 1, weight, bias, None, DType::F32);
-        b.output("image", image);
+        b.conv3x3("image", n, size, 1, weight, bias, None, DType::F32)
     }
 
     fn group_norm(
@@ -232,7 +279,7 @@ impl Decoder<'_> {
         out: u64,
     ) -> Value {
         let dtype = b.dtype();
-        b.block(self.id, name.replacen("decoder", "vae", 1));
+        b.block_again(self.id, &name.replacen("decoder", "vae", 1));
         let n = self.group_norm(b, "norm1", &format!("{name}.norm1"), x, input, true);
         let (weight, bias) = conv3x3(b, &format!("{name}.conv1"), out, input);
         let h = b.conv3x3("conv1", n, size, 1, weight, bias, None, dtype);
@@ -254,7 +301,7 @@ impl Decoder<'_> {
 
     /// One head over all pixels.
     fn attention(&self, b: &mut Builder<'_>, name: &str, x: Value, channels: u64) -> Value {
-        b.block(self.id, name.replacen("decoder", "vae", 1));
+        b.block_again(self.id, &name.replacen("decoder", "vae", 1));
         let n = self.group_norm(b, "norm", &format!("{name}.group_norm"), x, channels, false);
         let parts = ["to_q", "to_k", "to_v"].map(|part| format!("{name}.{part}"));
         let [q, k, v] = &parts;

@@ -18,6 +18,7 @@ pub mod hunyuan;
 mod layers;
 pub mod sdxl;
 mod t5;
+mod tiles;
 mod video;
 pub mod wan;
 

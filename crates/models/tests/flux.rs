@@ -15,6 +15,7 @@ fn run(steps: u32, samples: u32, hoist: bool) -> FluxRun {
         text_tokens: 512,
         dtype: DType::BF16,
         hoist,
+        vae_tile: None,
     }
 }
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use plimsoll_device::{HostRows, WideDType};
 use plimsoll_graph::{DType, Graph};
 use plimsoll_host::HostFiles;
 use plimsoll_models::{ClipConfig, FluxConfig, FluxModel, FluxRun, T5Config, VaeConfig, flux};
-use plimsoll_weights::{Catalog, Checkpoint, Component, WeightDType};
+use plimsoll_weights::{Catalog, Checkpoint, Component, Entry, WeightDType};
 use serde::Deserialize;
 
 use crate::failure::PipelineError;
@@ -75,6 +76,8 @@ pub struct Assembled {
     pub(crate) host_limits: HostLimits,
     /// Bytes a second of the disk, once measured.
     pub(crate) disk_rate: OnceLock<f64>,
+    /// Copies put the matrices of the transformer in 8 bits; see [`Assembled::narrow_transformer`].
+    pub(crate) narrows: bool,
 }
 
 impl std::fmt::Debug for Assembled {
@@ -133,6 +136,7 @@ impl Assembled {
             host,
             host_limits: HostLimits::default(),
             disk_rate: OnceLock::new(),
+            narrows: false,
         };
         assembled.check_tensors()?;
         Ok(assembled)
@@ -192,6 +196,9 @@ impl Assembled {
         probes: &[(&str, &str)],
     ) -> Result<Graph, PipelineError> {
         let of = |component: &str, entry: &str| {
+            if self.narrows_entry(component, entry) {
+                return DType::F8E4M3;
+            }
             slot_dtype(self.stored_dtype(component, entry), run.dtype)
         };
         Ok(self.model.probed_graph(run, &of, probes)?)
@@ -202,9 +209,54 @@ impl Assembled {
         catalog.get(entry).map(|entry| entry.dtype)
     }
 
-    /// Whether a component's matrices are stored in 8 bits; `None` where there is no such component.
+    /// Has the matrices that [`flux::is_block_matrix`] names put in 8 bits by the copies that bring them to the device.
+    ///
+    /// Graph, plan and bits are those of the folder that `plimsoll pack` writes of this one in fp8. Worth it where each
+    /// matrix is copied once a run ([`Planned::narrows_once`](crate::Planned::narrows_once)): every copy computes the
+    /// codes anew. A row with an element that is no number becomes NaN, where `pack` refuses it.
+    ///
+    /// # Errors
+    /// [`PipelineError::WeightType`] for a type that is not narrowed, and for a file whose pieces split rows.
+    pub fn narrow_transformer(&mut self) -> Result<(), PipelineError> {
+        let catalog = catalog(&self.checkpoint, flux::TRANSFORMER)?;
+        for (name, entry) in catalog.iter() {
+            let is_mine = flux::is_block_matrix(flux::TRANSFORMER, name);
+            if is_mine && entry.dtype != WeightDType::F8E4M3 {
+                let rows = host_rows(entry);
+                let whole = rows.is_some_and(|rows| {
+                    entry.pieces.iter().all(|piece| piece.bytes.is_multiple_of(rows.bytes()))
+                });
+                if !whole {
+                    return Err(PipelineError::WeightType {
+                        component: flux::TRANSFORMER.to_owned(),
+                        entry: name.clone(),
+                        dtype: entry.dtype.name().to_owned(),
+                    });
+                }
+            }
+        }
+        self.narrows = true;
+        Ok(())
+    }
+
+    /// Whether copies put matrices of the transformer in 8 bits.
+    pub fn narrows(&self) -> bool {
+        self.narrows
+    }
+
+    /// Whether a tensor is put in 8 bits by the copy.
+    pub(crate) fn narrows_entry(&self, component: &str, entry: &str) -> bool {
+        self.narrows
+            && flux::is_block_matrix(component, entry)
+            && self.stored_dtype(component, entry) != Some(WeightDType::F8E4M3)
+    }
+
+    /// Whether a component's matrices come to the device in 8 bits; `None` where there is no such component.
     pub fn is_narrow(&self, component: &str) -> Option<bool> {
         let catalog = self.checkpoint.components.get(component)?.catalog.as_ref()?;
+        if self.narrows && component == flux::TRANSFORMER {
+            return Some(true);
+        }
         Some(catalog.iter().any(|(_, entry)| entry.dtype == WeightDType::F8E4M3))
     }
 
@@ -231,6 +283,7 @@ impl Assembled {
             text_tokens: 1,
             dtype: DType::F32,
             hoist: true,
+            vae_tile: None,
         };
         let graph = self.graph(&run)?;
         for (at, name) in graph.components.iter().map(|component| &component.name).enumerate() {
@@ -267,6 +320,19 @@ impl Assembled {
         }
         Ok(())
     }
+}
+
+/// The rows of a matrix that is put in 8 bits; `None` for a type or shape that is not.
+pub(crate) fn host_rows(entry: &Entry) -> Option<HostRows> {
+    let stored = match entry.dtype {
+        WeightDType::F32 => WideDType::F32,
+        WeightDType::F16 => WideDType::F16,
+        WeightDType::BF16 => WideDType::BF16,
+        _ => return None,
+    };
+    let &[_, cols] = entry.shape.as_slice() else { return None };
+    let cols = u32::try_from(cols).ok().filter(|cols| *cols > 0)?;
+    Some(HostRows { stored, cols })
 }
 
 /// How a stored tensor is kept in device memory: never wider than the run's dtype, and never widened.

@@ -6,7 +6,7 @@ use plimsoll_host::HostError;
 use plimsoll_models::ModelError;
 use plimsoll_plan::PlanError;
 use plimsoll_verify::Violation;
-use plimsoll_weights::WeightsError;
+use plimsoll_weights::{WeightsError, WriteError};
 
 use crate::error::{Fault, ImageError, SchedulerError, TableError, TokenizerError};
 
@@ -40,6 +40,9 @@ pub enum PipelineError {
     /// A picture cannot be made or written.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A file of tensors cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
     /// No plan fits.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -139,11 +142,13 @@ impl PipelineError {
             Self::Plan(PlanError::Infeasible { .. }) => Kind::Infeasible,
             Self::Plan(_) => Kind::Usage,
             Self::Exec(error) if error.is_cancelled() => Kind::Cancelled,
-            Self::Device(DeviceError::Cancelled) => Kind::Cancelled,
+            Self::Device(DeviceError::Cancelled) | Self::Write(WriteError::Cancelled) => {
+                Kind::Cancelled
+            }
             Self::Exec(
                 ExecError::Weight { .. } | ExecError::Device(DeviceError::HostRead { .. }),
             ) => Kind::File,
-            Self::Unsound(_) | Self::Exec(_) | Self::Device(_) => Kind::Device,
+            Self::Unsound(_) | Self::Exec(_) | Self::Device(_) | Self::Write(_) => Kind::Device,
         }
     }
 }

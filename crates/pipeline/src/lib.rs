@@ -7,7 +7,7 @@
 //! use plimsoll_device::{Control, cpu::CpuMachine};
 //! use plimsoll_graph::DType;
 //! use plimsoll_models::FluxRun;
-//! use plimsoll_pipeline::{Assembled, NoiseSource, PlaceRequest, Prompt, Target};
+//! use plimsoll_pipeline::{Assembled, NoiseSource, PlaceRequest, Prompt, Target, Tiling};
 //! use plimsoll_plan::{Line, Offload};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,14 +17,16 @@
 //!         width: 128,
 //!         height: 128,
 //!         steps: 8,
-//!         samples: 1,
 //!         text_tokens: 32,
 //!         dtype: DType::BF16,
 //!         hoist: true,
+//!         vae_tile: None,
 //!     },
 //!     line: Line::Bytes(12 << 20),
 //!     offload: Offload::Auto,
 //!     prefetch: true,
+//!     saves: false,
+//!     tiling: Tiling::Off,
 //! };
 //! let machine = CpuMachine::default_rates(2);
 //! let target = Target::Cpu { workers: 2 };
@@ -58,8 +60,10 @@ pub mod noise;
 mod packing;
 mod placed;
 mod probe;
+mod saved;
 pub mod scheduler;
 mod tier;
+mod tiling;
 pub mod tokenize;
 mod tokenizer_files;
 mod whole_file;
@@ -71,5 +75,7 @@ pub use inputs::{NoiseSource, Prompt};
 pub use packing::{PackedFile, Storage};
 pub use placed::{Generated, PlaceFailure, PlaceRequest, Placed, Planned, Target};
 pub use probe::{Probe, Probed, probe};
+pub use saved::SavedTensor;
 pub use tier::{DiskShare, HostLimits, HostTier};
+pub use tiling::{TileSides, Tiling, plan_tiled};
 pub use whole_file::{check_writable, write_whole};

@@ -134,6 +134,7 @@ impl Assembled {
             text_tokens: 1,
             dtype: DType::F32,
             hoist: true,
+            vae_tile: None,
         };
         let of = |component: &str, entry: &str| {
             let stored = self.stored_dtype(component, entry);

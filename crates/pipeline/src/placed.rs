@@ -2,21 +2,24 @@
 
 use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
-use plimsoll_device::{Control, Device, DeviceError};
+use plimsoll_device::{Control, Device, DeviceError, HostDType};
 use plimsoll_device_cuda::{Card, CudaDevice};
 use plimsoll_exec::{HostRun, Progress, Report, WeightBytes, WeightSource};
-use plimsoll_graph::Graph;
+use plimsoll_graph::{DType, Graph};
 use plimsoll_host::DiskFiles;
 use plimsoll_models::FluxRun;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request, Timeline};
+use plimsoll_weights::SCALE_SUFFIX;
 use sha2::{Digest, Sha256};
 
-use crate::assembled::{Assembled, COMPONENTS, catalog};
+use crate::assembled::{Assembled, COMPONENTS, catalog, host_rows};
 use crate::failure::PipelineError;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
 use crate::packing::host_dtype;
+use crate::saved::{self, SavedTensor};
 use crate::tier::{DiskMachine, DiskShare};
+use crate::tiling::{TileSides, Tiling, plan_tiled};
 
 /// Bytes that an arena has above its plan, where the line leaves them.
 ///
@@ -35,6 +38,12 @@ pub struct PlaceRequest {
     pub offload: Offload,
     /// Copy ahead of use.
     pub prefetch: bool,
+    /// Give what components hand on to each other to the host as well: [`Generated::tensors`].
+    ///
+    /// The graph, and so the plan's id, has further outputs; the bits are the same.
+    pub saves: bool,
+    /// In which tiles pictures are decoded; `run.vae_tile` is set by it.
+    pub tiling: Tiling,
 }
 
 /// Which device carries the plan out.
@@ -60,6 +69,21 @@ pub struct Planned {
     pub plan: Plan,
     /// What of the streamed weights comes from the disk, where RAM cannot hold them.
     pub disk: Option<DiskShare>,
+}
+
+impl Planned {
+    /// Whether every weight that is kept in 8 bits is copied once a run, so that a copy may be what puts it there.
+    pub fn narrows_once(&self) -> bool {
+        let Self { graph, plan, .. } = self;
+        let mut copied = vec![false; graph.weights.len()];
+        plan.copies.iter().all(|copy| {
+            let unit = &plan.units[plan.loads[copy.load as usize].unit as usize];
+            unit.weights.iter().all(|placed| {
+                let is_again = std::mem::replace(&mut copied[placed.weight.index()], true);
+                !(is_again && graph.weight(placed.weight).dtype == DType::F8E4M3)
+            })
+        })
+    }
 }
 
 /// A placement that failed, with the pipeline as it was.
@@ -109,6 +133,8 @@ pub struct Generated {
     pub report: Report,
     /// Bytes of device memory that the process held at the end, by the system's meter where there is one.
     pub held_bytes: Option<u64>,
+    /// What components hand on to each other, where the request asked for it.
+    pub tensors: Vec<SavedTensor>,
     /// What a person should know, such as a prompt that was cut.
     pub notices: Vec<String>,
 }
@@ -123,16 +149,25 @@ impl Assembled {
         request: &PlaceRequest,
         machine: &dyn Machine,
     ) -> Result<Planned, PipelineError> {
-        let graph = self.graph(&request.run)?;
+        let run = &request.run;
         let asked =
             Request { line: request.line, offload: request.offload, prefetch: request.prefetch };
-        let mut plan = plimsoll_plan::plan(&graph, machine, &asked)?;
-        let disk = self.disk_share(&graph, &plan)?;
+        let sides = TileSides {
+            least: self.model.tile_edge_min(),
+            step: self.model.pixels_per_token(),
+            whole: run.width.max(run.height),
+        };
+        let probes = if request.saves { &saved::PROBES[..] } else { &[] };
+        let graph = |vae_tile| self.probed_graph(&FluxRun { vae_tile, ..*run }, probes);
+        let mut planned = plan_tiled(request.tiling, sides, machine, &asked, &graph)?;
+        let disk = self.disk_share(&planned.graph, &planned.plan)?;
         if let Some(disk) = disk {
-            plan = plimsoll_plan::plan(&graph, &DiskMachine { machine, disk }, &asked)?;
+            let machine = DiskMachine { machine, disk };
+            planned = plan_tiled(request.tiling, sides, &machine, &asked, &graph)?;
+            planned.disk = Some(disk);
         }
-        prove(&graph, &plan, machine)?;
-        Ok(Planned { graph, plan, disk })
+        prove(&planned.graph, &planned.plan, machine)?;
+        Ok(planned)
     }
 
     /// Places the pipeline: plans, proves, takes the arena.
@@ -344,6 +379,7 @@ impl Placed {
             latents: Vec::new(),
             report,
             held_bytes: self.device.held_bytes(),
+            tensors: Vec::new(),
             notices: inputs.notices,
         };
         if let Some(share) = disk.filter(|_| !self.is_disk_told) {
@@ -359,11 +395,17 @@ impl Placed {
         }
         let side = |pixels: u64| u32::try_from(pixels).unwrap_or(u32::MAX);
         let run = &self.request.run;
+        if self.request.saves {
+            generated.tensors = saved::tensors(graph, &inputs.bytes, &program.outputs, run)?;
+        }
         for (output, buffer) in graph.outputs.iter().zip(&program.outputs) {
             let bytes = match buffer.bytes.lock() {
                 Ok(bytes) => bytes,
                 Err(poisoned) => poisoned.into_inner(),
             };
+            if !matches!(output.name.as_str(), "latent" | "image") {
+                continue;
+            }
             let values: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&bytes);
             if output.name == "latent" {
                 let digest = Sha256::digest(&**bytes);
@@ -391,8 +433,25 @@ impl<'a> WeightSource<'a> for CheckpointSource<'a> {
     fn bytes(&self, component: &str, entry: &str) -> Option<WeightBytes<'a>> {
         let assembled = self.assembled;
         let at = COMPONENTS.iter().position(|name| *name == component)?;
-        let entry = catalog(&assembled.checkpoint, component).ok()?.get(entry)?;
-        let dtype = host_dtype(entry.dtype)?;
+        let catalog = catalog(&assembled.checkpoint, component).ok()?;
+        // The scales of a matrix that is put in 8 bits by the copy are in no file: they come from its rows.
+        let of_scales = || {
+            let matrix = entry.strip_suffix(SCALE_SUFFIX)?;
+            let found =
+                catalog.get(matrix).filter(|_| assembled.narrows_entry(component, matrix))?;
+            Some((found, HostDType::Scales(host_rows(found)?)))
+        };
+        let of_entry = || {
+            let found = catalog.get(entry)?;
+            let narrows = assembled.narrows_entry(component, entry);
+            let dtype = if narrows {
+                HostDType::Codes(host_rows(found)?)
+            } else {
+                host_dtype(found.dtype)?
+            };
+            Some((found, dtype))
+        };
+        let (entry, dtype) = of_entry().or_else(of_scales)?;
         let pieces = entry
             .pieces
             .iter()

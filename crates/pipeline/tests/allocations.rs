@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use plimsoll_device::cpu::{CpuDevice, CpuMachine};
 use plimsoll_device::{Control, Device, DeviceError, Program, Queue, RunStats};
 use plimsoll_graph::DType;
-use plimsoll_pipeline::PlaceRequest;
+use plimsoll_pipeline::{PlaceRequest, Tiling};
 use plimsoll_plan::{Line, Offload};
 use support::{demo, demo_run, prompt};
 
@@ -95,6 +95,8 @@ fn nothing_is_allocated_while_the_lanes_run() {
                 line,
                 offload: Offload::Auto,
                 prefetch: true,
+                saves: false,
+                tiling: Tiling::Off,
             };
             let mut placed = demo()
                 .place_on(request, &machine, |_, arena_bytes| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
-use plimsoll_pipeline::{HostLimits, HostTier, PlaceRequest, Target};
+use plimsoll_pipeline::{HostLimits, HostTier, PlaceRequest, Target, Tiling};
 use plimsoll_plan::{Line, Offload};
 use support::{demo, demo_run, prompt};
 
@@ -31,7 +31,14 @@ fn run(tier: HostTier) -> ([u64; 2], u64) {
     let mut assembled = demo();
     assembled.limit_host(HostLimits { tier, ram_bytes: None, shares_ram: true });
     let run = demo_run(4, 1, DType::BF16);
-    let request = PlaceRequest { run, line: Line::Min, offload: Offload::Auto, prefetch: true };
+    let request = PlaceRequest {
+        run,
+        line: Line::Min,
+        offload: Offload::Auto,
+        prefetch: true,
+        saves: false,
+        tiling: Tiling::Off,
+    };
     let machine = CpuMachine::default_rates(2);
     let mut placed = assembled.place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let (before, is_done) = (resident(), AtomicBool::new(false));

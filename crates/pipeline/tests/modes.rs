@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_device::{Control, Span, SpanKind};
 use plimsoll_graph::{DType, Graph, PhaseKind};
-use plimsoll_pipeline::{PlaceRequest, Placed, Target};
+use plimsoll_pipeline::{PlaceRequest, Placed, Target, Tiling};
 use plimsoll_plan::{Line, Offload, Plan};
 use support::{demo, demo_run, prompt};
 
@@ -22,7 +22,14 @@ struct Traced {
 
 fn run(offload: Offload, prefetch: bool, line: Line) -> Traced {
     let machine = CpuMachine::default_rates(2);
-    let request = PlaceRequest { run: demo_run(STEPS, 1, DType::BF16), line, offload, prefetch };
+    let request = PlaceRequest {
+        run: demo_run(STEPS, 1, DType::BF16),
+        line,
+        offload,
+        prefetch,
+        saves: false,
+        tiling: Tiling::Off,
+    };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let prompt = prompt("ice cream, 3d rendered emoji", 0);
     let generated =

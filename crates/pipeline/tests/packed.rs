@@ -15,7 +15,7 @@ use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
 use plimsoll_device::{Control, Device, DeviceError, Program, Queue, RunStats};
 use plimsoll_graph::DType;
 use plimsoll_models::{FluxRun, flux};
-use plimsoll_pipeline::{Assembled, PlaceRequest, Storage, Target};
+use plimsoll_pipeline::{Assembled, PlaceRequest, Storage, Target, Tiling};
 use plimsoll_plan::{Line, Offload};
 use plimsoll_weights::{
     Header, NewTensor, PACK_KEY, SCALE_SUFFIX, WeightDType, f8_decode, write_safetensors,
@@ -133,7 +133,14 @@ fn every_mode(open: &dyn Fn() -> Assembled, run: FluxRun) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     for offload in MODES {
         for line in [Line::Min, Line::Max] {
-            let request = PlaceRequest { run, line, offload, prefetch: true };
+            let request = PlaceRequest {
+                run,
+                line,
+                offload,
+                prefetch: true,
+                saves: false,
+                tiling: Tiling::Off,
+            };
             let mut placed = open().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
             let prompt = prompt("ice cream, 3d rendered emoji", 0);
             let control = Control::default();
@@ -178,6 +185,36 @@ fn eight_bits_are_the_bf16_weights_that_they_unpack_to() {
 }
 
 #[test]
+fn what_the_copy_puts_in_8_bits_is_what_a_packed_folder_holds() {
+    let folder = packed(Storage::F8);
+    let open = || Assembled::open_folder(folder.path()).unwrap();
+    let narrowing = || {
+        let mut demo = demo();
+        assert_eq!(demo.is_narrow(flux::TRANSFORMER), Some(false));
+        demo.narrow_transformer().unwrap();
+        assert_eq!(demo.is_narrow(flux::TRANSFORMER), Some(true));
+        demo
+    };
+    assert_eq!(every_mode(&narrowing, run()), every_mode(&open, run()));
+
+    let machine = CpuMachine::default_rates(2);
+    let once = |line, offload| {
+        let request = PlaceRequest {
+            run: run(),
+            line,
+            offload,
+            prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
+        };
+        narrowing().plan(&request, &machine).unwrap().narrows_once()
+    };
+    assert!(once(Line::Max, Offload::None) && once(Line::Max, Offload::Auto));
+    assert!(once(Line::Max, Offload::Model), "a component at a time is copied once");
+    assert!(!once(Line::Min, Offload::Auto) && !once(Line::Min, Offload::Sequential));
+}
+
+#[test]
 fn eight_bits_halve_what_is_streamed() {
     let machine = CpuMachine::default_rates(2);
     let folder = packed(Storage::F8);
@@ -188,6 +225,8 @@ fn eight_bits_halve_what_is_streamed() {
             line: Line::Min,
             offload,
             prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
         };
         assembled.plan(&request, &machine).unwrap().plan
     };
@@ -213,8 +252,14 @@ fn a_units_bytes_are_one_run_of_the_file() {
         let assembled = Assembled::open_folder(folder.path()).unwrap();
         let machine = CpuMachine::default_rates(2);
         for (offload, line) in [(Offload::Auto, Line::Min), (Offload::Model, Line::Max)] {
-            let request =
-                PlaceRequest { run: demo_run(8, 1, DType::BF16), line, offload, prefetch: true };
+            let request = PlaceRequest {
+                run: demo_run(8, 1, DType::BF16),
+                line,
+                offload,
+                prefetch: true,
+                saves: false,
+                tiling: Tiling::Off,
+            };
             let planned = assembled.plan(&request, &machine).unwrap();
             let graph = &planned.graph;
             assert!(planned.plan.units.len() > 20);
@@ -287,7 +332,14 @@ impl Device for Counting {
 fn segments(open: Assembled, offload: Offload, line: Line) -> Vec<(String, usize)> {
     let machine = CpuMachine::default_rates(2);
     let found = Arc::new(Mutex::new(Vec::new()));
-    let request = PlaceRequest { run: demo_run(8, 1, DType::BF16), line, offload, prefetch: true };
+    let request = PlaceRequest {
+        run: demo_run(8, 1, DType::BF16),
+        line,
+        offload,
+        prefetch: true,
+        saves: false,
+        tiling: Tiling::Off,
+    };
     let mut placed = open
         .place_on(request, &machine, |_, arena_bytes| {
             let device = SimDevice::new(arena_bytes, SimCosts::default(), SimFaults::default());

@@ -10,7 +10,7 @@ mod support;
 use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
-use plimsoll_pipeline::{Picture, PlaceRequest, Target};
+use plimsoll_pipeline::{Picture, PlaceRequest, Target, Tiling};
 use plimsoll_plan::{Line, Offload};
 use plimsoll_weights::Header;
 use serde_json::Value;
@@ -60,6 +60,8 @@ fn sixteen_captions_are_recognised() {
         line: Line::Bytes(12 << 20),
         offload: Offload::Auto,
         prefetch: true,
+        saves: false,
+        tiling: Tiling::Off,
     };
     let mut placed = demo().place(request, &machine, Target::Cpu { workers: 2 }).unwrap();
     let mut missed = Vec::new();

@@ -8,7 +8,7 @@ use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Target};
+use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Target, Tiling};
 use plimsoll_plan::{Line, Offload, PlanError};
 use support::{demo, demo_run, prompt};
 
@@ -38,7 +38,8 @@ fn generate(placed: &mut Placed, workers: usize, seed: u64) -> Generated {
 /// The smallest line of a strategy.
 fn smallest(run: FluxRun, offload: Offload, prefetch: bool, workers: usize) -> u64 {
     let machine = CpuMachine::default_rates(workers);
-    let request = PlaceRequest { run, line: Line::Min, offload, prefetch };
+    let request =
+        PlaceRequest { run, line: Line::Min, offload, prefetch, saves: false, tiling: Tiling::Off };
     demo().plan(&request, &machine).unwrap().plan.line_bytes
 }
 
@@ -64,7 +65,14 @@ fn every_mode_line_prefetch_and_thread_count() {
                     .into_iter()
                     .chain(between.map(|bytes| Line::Bytes(bytes.next_multiple_of(256))));
                 for line in lines {
-                    let request = PlaceRequest { run, line, offload, prefetch };
+                    let request = PlaceRequest {
+                        run,
+                        line,
+                        offload,
+                        prefetch,
+                        saves: false,
+                        tiling: Tiling::Off,
+                    };
                     let mut placed = place(request, workers).unwrap();
                     let generated = generate(&mut placed, workers, 0);
                     let picture = generated.pictures[0].sha256();
@@ -83,7 +91,14 @@ fn every_mode_line_prefetch_and_thread_count() {
 fn hoisting_changes_no_bit() {
     let [with, without] = [true, false].map(|hoist| {
         let run = FluxRun { hoist, ..small(1) };
-        let request = PlaceRequest { run, line: Line::Min, offload: Offload::Auto, prefetch: true };
+        let request = PlaceRequest {
+            run,
+            line: Line::Min,
+            offload: Offload::Auto,
+            prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
+        };
         let mut placed = place(request, 2).unwrap();
         let generated = generate(&mut placed, 2, 5);
         (generated.latent_sha256, generated.report.copied_bytes_per_step)
@@ -100,6 +115,8 @@ fn pictures_made_together_equal_their_single_runs() {
             line,
             offload: Offload::Auto,
             prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
         };
         let mut pair = place(request(2), 2).unwrap();
         let together = generate(&mut pair, 2, 7);
@@ -122,6 +139,8 @@ fn a_line_below_the_smallest_is_infeasible_and_names_it() {
             line: Line::Bytes(bytes),
             offload,
             prefetch: true,
+            saves: false,
+            tiling: Tiling::Off,
         };
         assert!(place(at(min), 1).is_ok());
         match place(at(min - 256), 1) {
@@ -135,8 +154,14 @@ fn a_line_below_the_smallest_is_infeasible_and_names_it() {
 
 #[test]
 fn a_placement_can_be_used_again_and_released() {
-    let request =
-        PlaceRequest { run: small(1), line: Line::Min, offload: Offload::Auto, prefetch: true };
+    let request = PlaceRequest {
+        run: small(1),
+        line: Line::Min,
+        offload: Offload::Auto,
+        prefetch: true,
+        saves: false,
+        tiling: Tiling::Off,
+    };
     let mut placed = place(request, 1).unwrap();
     let first = generate(&mut placed, 1, 3);
     let other = generate(&mut placed, 1, 4);

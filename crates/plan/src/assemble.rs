@@ -69,6 +69,7 @@ pub(crate) fn assemble(
         line_bytes: terms.line_bytes,
         arena_bytes: packing.peak,
         reserved_bytes: facts.reserved_bytes,
+        decode_tile: facts.graph.decode_tile,
         offload: terms.offload,
         prefetch: terms.prefetch,
         tensors,

@@ -94,6 +94,11 @@ pub enum Advice {
     UseOffload(Offload),
     /// The same line works with prefetch off.
     PrefetchOff,
+    /// The same line works where the picture is decoded in tiles, which changes it a little.
+    DecodeTile {
+        /// Most pixels of a side of a tile.
+        edge: u64,
+    },
     /// Nothing but a higher line: so many bytes work with [`Offload::Auto`].
     RaiseLine {
         /// The smallest line that works.
@@ -112,6 +117,7 @@ impl std::fmt::Display for Advice {
         match self {
             Self::UseOffload(offload) => write!(f, "it fits with --offload {offload}"),
             Self::PrefetchOff => f.write_str("it fits with --prefetch off"),
+            Self::DecodeTile { edge } => write!(f, "it fits with --vae-tile {edge}"),
             Self::RaiseLine { bytes } => {
                 write!(f, "raise the line to {bytes} bytes ({})", Bytes(*bytes))
             }

@@ -16,6 +16,10 @@ pub(crate) fn of(plan: &Plan) -> String {
     writer.number(plan.line_bytes);
     writer.number(plan.arena_bytes);
     writer.number(plan.reserved_bytes);
+    if let Some(edge) = plan.decode_tile {
+        writer.text("decode tile");
+        writer.number(edge);
+    }
     writer.offload(plan.offload);
     writer.number(u64::from(plan.prefetch));
     writer.list(&plan.tensors, |w, region| w.region(*region));

@@ -172,6 +172,10 @@ pub struct Plan {
     ///
     /// [`Machine::reserved_bytes`]: crate::Machine::reserved_bytes
     pub reserved_bytes: u64,
+    /// Most pixels of a side of the tiles in which pictures are decoded; `None` where they are decoded whole.
+    ///
+    /// Runs whose plans name the same tiling and [`Plan::arithmetic`] give the same pictures.
+    pub decode_tile: Option<u64>,
     /// Strategy asked for.
     pub offload: Offload,
     /// Whether copies run ahead of their use.

@@ -19,6 +19,7 @@ fn flux() -> Graph {
         text_tokens: 512,
         dtype: DType::BF16,
         hoist: true,
+        vae_tile: None,
     };
     FluxModel::dev().graph(&run, &|_, _| DType::BF16).expect("FLUX.1-dev")
 }

@@ -8,6 +8,7 @@ use crate::order::Loop;
 
 pub(crate) fn check(graph: &Graph, plan: &Plan, step_loop: Option<&Loop>) -> Result<(), Violation> {
     residents(plan)?;
+    same("side of a tile", plan.decode_tile.unwrap_or(0), graph.decode_tile.unwrap_or(0))?;
     let steady = step_loop.map(|step_loop| u32::from(step_loop.steps > 1));
     let mut copied_bytes = 0;
     let mut copied_bytes_per_step = 0;

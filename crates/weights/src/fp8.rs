@@ -54,14 +54,33 @@ pub fn f8_decode(code: u8) -> f32 {
 ///
 /// `None` where an element is NaN or infinite.
 pub fn f8_scale(row: &[f32]) -> Option<f32> {
-    let mut most = 0.0f32;
-    let mut is_finite = true;
-    for value in row {
-        most = most.max(value.abs());
-        is_finite &= value.is_finite();
+    let mut found = F8Row::default();
+    found.add(row);
+    found.scale()
+}
+
+/// A row whose scale is found piece by piece; see [`f8_scale`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct F8Row {
+    most: f32,
+    is_broken: bool,
+}
+
+impl F8Row {
+    /// Looks at further elements.
+    #[inline]
+    pub fn add(&mut self, piece: &[f32]) {
+        for value in piece {
+            self.most = self.most.max(value.abs());
+            self.is_broken |= !value.is_finite();
+        }
     }
-    let scale = most / F8_MAX;
-    is_finite.then_some(if scale > 0.0 { scale } else { 1.0 })
+
+    /// The scale of all that was looked at; `None` where an element is NaN or infinite.
+    pub fn scale(&self) -> Option<f32> {
+        let scale = self.most / F8_MAX;
+        (!self.is_broken).then_some(if scale > 0.0 { scale } else { 1.0 })
+    }
 }
 
 #[cfg(test)]

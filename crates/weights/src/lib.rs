@@ -51,7 +51,7 @@ pub use checkpoint::{Checkpoint, open_embedded, open_folder};
 pub use component::Component;
 pub use dtype::WeightDType;
 pub use error::{Fault, TensorsDiffer, WeightsError};
-pub use fp8::{F8_MAX, f8_decode, f8_encode, f8_scale};
+pub use fp8::{F8_MAX, F8Row, f8_decode, f8_encode, f8_scale};
 pub use gguf::GgufError;
 pub use header::{HEADER_BYTES_MAX, Header, Tensor};
 pub use header_error::HeaderError;

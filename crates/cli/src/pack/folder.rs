@@ -52,8 +52,8 @@ fn real(path: &Path) -> std::io::Result<PathBuf> {
     Ok(whole)
 }
 
-/// Refuses a disk with too little room, before anything is written.
-pub(super) fn check_room(output: &Path, needed_bytes: u64) -> Result<(), Failure> {
+/// Refuses a disk with too little room, before anything is written; `advice` is what to do, or nothing.
+pub(super) fn check_room(output: &Path, needed_bytes: u64, advice: &str) -> Result<(), Failure> {
     let place = real(output).map_err(failure(output))?;
     let Some(there) = place.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
     match free_bytes(there) {
@@ -61,7 +61,7 @@ pub(super) fn check_room(output: &Path, needed_bytes: u64) -> Result<(), Failure
             path: output.display().to_string(),
             cause: std::io::Error::new(
                 std::io::ErrorKind::StorageFull,
-                format!("{needed_bytes} bytes are needed, {free} are free there"),
+                format!("{needed_bytes} bytes are needed, {free} are free there{advice}"),
             ),
         }),
         // Where the system does not say, the write itself will.

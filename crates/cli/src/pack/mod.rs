@@ -3,6 +3,7 @@
 //! The folder is written beside its place and gets its name when it is whole, so nothing is left of a pack that was
 //! stopped or failed.
 
+pub(crate) mod cache;
 mod folder;
 
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     let texts = texts(args, &assembled)?;
     let small: u64 = texts.values().map(|bytes| bytes.len() as u64).sum();
     let total: u64 = files.iter().map(PackedFile::bytes).sum();
-    folder::check_room(&args.output, total.saturating_add(small))?;
+    folder::check_room(&args.output, total.saturating_add(small), "")?;
     let folder = NewFolder::create(&args.output)?;
     for (path, bytes) in &texts {
         folder.put(path, bytes)?;

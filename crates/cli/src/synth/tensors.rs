@@ -22,6 +22,7 @@ pub(super) fn by_component(model: &FluxModel) -> Result<BTreeMap<String, Vec<Nam
         text_tokens: 1,
         dtype: DType::BF16,
         hoist: true,
+        vae_tile: None,
     };
     let graph = model.graph(&run, &|_, _| DType::BF16)?;
     let weights = graph

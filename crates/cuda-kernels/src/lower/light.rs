@@ -10,6 +10,7 @@ mod operands;
 mod small;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use plimsoll_device::BoundOp;
 use plimsoll_graph::OpKind;
@@ -43,6 +44,7 @@ pub(super) fn tasks(op: &BoundOp) -> Result<Vec<Task>, Unsupported> {
         OpKind::Unpatchify { x, height: _, width, scale, shift, out } => {
             small::unpatchify(name, x, *width, [*scale, *shift], out)?
         }
+        OpKind::Tile(op) => tiles::launch(name, op)?,
         OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out } => {
             let numbers = group_norm::Numbers { groups: *groups, eps: *eps, silu: *silu };
             let launches =

@@ -80,7 +80,10 @@ impl Lot<'_> {
     /// Bytes that so many of the source become.
     fn bytes_of(&self, source_bytes: usize) -> usize {
         match self.cast {
-            Some((from, to)) => source_bytes / width(from.bytes()) * width(to.bytes()),
+            Some((from, to)) => {
+                let (wide, narrow) = units(from, to);
+                source_bytes / wide * narrow
+            }
             None => source_bytes,
         }
     }
@@ -115,7 +118,7 @@ impl<'h> Chunks<'h> {
         self.filled = WINDOW_BYTES;
     }
 
-    /// Adds a range, cast where types are given; then its elements lie whole in it.
+    /// Adds a range, cast where types are given; then its elements (rows, where it is put in 8 bits) lie whole in it.
     pub(crate) fn add(
         &mut self,
         source: &'h [u8],
@@ -123,8 +126,10 @@ impl<'h> Chunks<'h> {
         target: u64,
         from_disk: bool,
     ) {
-        let (wide, narrow) =
-            cast.map_or((1, 1), |(source, target)| (width(source.bytes()), width(target.bytes())));
+        let (wide, narrow) = cast.map_or((1, 1), |(source, target)| units(source, target));
+        // What the disk gives may end within a row, and rows are put in 8 bits whole.
+        let is_by_rows = cast.is_some_and(|(source, _)| source.unit_bytes() != source.bytes());
+        let from_disk = from_disk && !is_by_rows;
         let (mut source, mut target) = (source, target);
         while !source.is_empty() {
             let start = self.filled.next_multiple_of(WINDOW_ALIGNMENT);
@@ -157,8 +162,12 @@ impl<'h> Chunks<'h> {
     }
 }
 
-fn width(bytes: u64) -> usize {
-    if bytes == 2 { 2 } else { 4 }
+/// Bytes of what is cast as one, in host memory and on the card. At most a window: no row is that long.
+fn units(source: HostDType, target: DType) -> (usize, usize) {
+    let wide = source.unit_bytes();
+    let narrow = wide / source.bytes() * target.bytes();
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    (size(wide), size(narrow))
 }
 
 #[derive(Debug, Default)]
@@ -318,6 +327,8 @@ fn index(number: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_device::{HostRows, WideDType};
+
     use super::*;
 
     #[test]
@@ -358,6 +369,21 @@ mod tests {
                 assert!(filled > 0 && filled <= WINDOW_BYTES);
             }
             assert_eq!(arrived, bytes);
+        }
+        // Rows that are put in 8 bits stay whole, and their scales come of whole rows.
+        let rows = HostRows { stored: WideDType::BF16, cols: 15_000 };
+        let matrix = &source[..source.len() / 30_000 * 30_000];
+        for (from, to, row_bytes) in [
+            (HostDType::Codes(rows), DType::F8E4M3, 15_000),
+            (HostDType::Scales(rows), DType::F32, 4),
+        ] {
+            let mut chunks = Chunks::default();
+            chunks.begin();
+            chunks.add(matrix, Some((from, to)), 0, false);
+            let lots = || (0..chunks.len()).flat_map(|chunk| chunks.lots(chunk));
+            assert!(lots().all(|lot| lot.source.len().is_multiple_of(30_000)));
+            assert!(lots().all(|lot| lot.bytes == lot.source.len() / 30_000 * row_bytes));
+            assert_eq!(lots().map(|lot| lot.source.len()).sum::<usize>(), matrix.len());
         }
         // The last case: 12 bytes, then all that a window has left, in one.
         assert_eq!(chunks.lots(chunks.len() - 1).len(), 2);

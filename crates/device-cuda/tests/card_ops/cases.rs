@@ -2,7 +2,7 @@
 
 use plimsoll_device::Mat;
 use plimsoll_graph::DType::{self, BF16, F8E4M3, F32, U32};
-use plimsoll_graph::{Activation, Norm, OpKind, RelativeBias, Residual};
+use plimsoll_graph::{Activation, Fade, Norm, OpKind, RelativeBias, Residual, TileOp};
 
 use plimsoll_weights::{f8_decode, f8_encode};
 
@@ -164,12 +164,48 @@ fn small(cases: &mut Vec<Case>, maker: &mut impl FnMut() -> Maker) {
             }
         }
     }
+    tiles(cases, maker);
     let mut m = maker();
     let weight = m.random(32, 64, BF16);
     let buckets = m.with(1023, 1, U32, (0..1023).map(|at| f64::from(at % 34)).collect());
     let out = m.empty(64, 1023, F32);
     let kind = OpKind::ExpandBias { weight: weight.mat, buckets: buckets.mat, out: out.mat };
     cases.push(m.case("expand_bias", Tolerance::Bits, kind, out));
+}
+
+/// A picture in tiles: bits, since every operation is one that the CPU device does in the same order.
+fn tiles(cases: &mut Vec<Case>, maker: &mut impl FnMut() -> Maker) {
+    for (from, to) in [(BF16, BF16), (F32, F32), (F32, BF16)] {
+        for (side, tile, channels) in [(16, 8, 16), (128, 64, 16), (9, 5, 3)] {
+            let mut m = maker();
+            let (x, out) =
+                (m.random(side * side, channels, from), m.empty(tile * tile, channels, to));
+            let (top, left) = (side - tile, side / 4);
+            let (width, out_width) = (side, tile);
+            let op = TileOp::Crop { x: x.mat, width, top, left, out_width, out: out.mat };
+            cases.push(m.case("crop", Tolerance::Bits, OpKind::Tile(op), out));
+        }
+        let mut m = maker();
+        let out = m.empty(33, 17, to);
+        let op = OpKind::Tile(TileOp::Clear { out: out.mat });
+        cases.push(m.case("clear", Tolerance::Bits, op, out));
+    }
+    for (height, width, fade) in [(64, 64, 16), (48, 80, 12), (33, 47, 5)] {
+        let mut m = maker();
+        let tile = m.random(height * width, 3, F32);
+        let picture = m.random(2 * height, 2 * width * 3, F32);
+        let rows = Fade { skip: 3, rise: fade, fall: fade };
+        let cols = Fade { skip: 5, rise: 0, fall: fade };
+        let at = (7 * 2 * width + 11) * 3 * 4;
+        let out = Mat {
+            offset: picture.mat.offset + at,
+            rows: height - 3,
+            cols: (width - 5) * 3,
+            ..picture.mat
+        };
+        let op = OpKind::Tile(TileOp::Blend { tile: tile.mat, width, rows, cols, out });
+        cases.push(m.case(format!("blend {height}x{width}"), Tolerance::Bits, op, picture));
+    }
 }
 
 pub(crate) fn linears(cases: &mut Vec<Case>, seed: &mut u64) {

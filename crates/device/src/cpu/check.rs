@@ -9,6 +9,9 @@ use super::workspace::{Work, bound_shapes};
 use crate::contract::HostTable;
 use crate::{BoundCopy, BoundOp, DeviceError, HostDType, Mat, Program, Region};
 
+/// Longest row that a copy puts in 8 bits: it has to fit a window of a card's copies.
+const ROW_BYTES_MAX: u64 = 4 << 20;
+
 /// Alignment of scratch: what a plan gives, and more than any element needs.
 const SCRATCH_ALIGNMENT: u64 = 256;
 
@@ -91,9 +94,13 @@ impl Checker<'_, '_> {
             let width = segment.source_dtype.bytes();
             let source_bytes = segment.source.len() as u64;
             let is_index = segment.source_dtype == HostDType::U32;
-            let is_narrow = segment.source_dtype == HostDType::F8E4M3;
+            let is_narrow = matches!(segment.source_dtype, HostDType::F8E4M3 | HostDType::Codes(_));
+            let is_scales = matches!(segment.source_dtype, HostDType::Scales(_));
+            let unit = segment.source_dtype.unit_bytes();
             self.require(
-                source_bytes.is_multiple_of(width)
+                (1..=ROW_BYTES_MAX).contains(&unit)
+                    && source_bytes.is_multiple_of(unit)
+                    && (!is_scales || segment.target_dtype == DType::F32)
                     && is_index == (segment.target_dtype == DType::U32)
                     && is_narrow == (segment.target_dtype == DType::F8E4M3),
                 "the type of a segment",
@@ -149,6 +156,10 @@ impl Checker<'_, '_> {
             }
         }
         self.dtypes(op)?;
+        if let OpKind::Tile(tile) = &op.op.kind {
+            let is_inside = tile.fits(&|mat: &Mat| [mat.rows, mat.cols]);
+            self.require(is_inside, "a tile", name)?;
+        }
         self.host_side(op)
     }
 
@@ -254,7 +265,7 @@ fn is_table_whole(table: &HostTable<'_>) -> bool {
         return false;
     };
     let bytes: u64 = table.pieces.iter().map(|piece| piece.len() as u64).sum();
-    !matches!(table.dtype, HostDType::U32 | HostDType::F8E4M3)
+    matches!(table.dtype, HostDType::F32 | HostDType::F16 | HostDType::BF16)
         && table.rows.checked_mul(row_bytes) == Some(bytes)
         && table.pieces.iter().all(|piece| (piece.len() as u64).is_multiple_of(row_bytes))
 }

@@ -5,7 +5,8 @@ use crate::HostDType;
 
 /// The first `out.len()` elements of little-endian bytes as `f32`; exact for every source type.
 ///
-/// `U32` has no value here: indices are never cast, and neither are 8-bit numbers.
+/// `U32` has no value here: indices are never cast, and neither are 8-bit numbers. What goes to 8 bits is read as the
+/// type that it is stored as.
 #[inline(always)]
 pub(crate) fn to_f32(bytes: &[u8], dtype: HostDType, out: &mut [f32]) {
     match dtype {
@@ -19,7 +20,9 @@ pub(crate) fn to_f32(bytes: &[u8], dtype: HostDType, out: &mut [f32]) {
                 *value = bf16_value(u16::from_le_bytes(*bytes));
             }
         }
-        HostDType::F8E4M3 => unreachable!("check refuses a cast of 8-bit numbers"),
+        HostDType::F8E4M3 | HostDType::Codes(_) | HostDType::Scales(_) => {
+            unreachable!("check refuses a cast of 8-bit numbers")
+        }
         HostDType::F16 => {
             for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *value = f16_value(u16::from_le_bytes(*bytes));

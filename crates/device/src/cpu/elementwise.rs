@@ -21,7 +21,11 @@ pub(crate) fn grid(rows: usize, cols: usize) -> Grid {
 /// `out[row, col ..] = chunk` for a strand's rows, where `fill(row, col, chunk, other)` computes the chunk; `other` is
 /// as long and for a second operand.
 #[inline(always)]
-fn map(task: Task<'_>, out: MatMut<'_>, fill: impl Fn(usize, usize, &mut [f32], &mut [f32])) {
+pub(crate) fn map(
+    task: Task<'_>,
+    out: MatMut<'_>,
+    fill: impl Fn(usize, usize, &mut [f32], &mut [f32]),
+) {
     let cols = out.cols();
     let (corner, mut band) = grid(out.rows(), cols).part(out, task.index);
     vectorised(

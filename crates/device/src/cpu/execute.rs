@@ -1,6 +1,6 @@
 //! From a bound op to the function that computes it.
 
-use plimsoll_graph::{Norm, OpKind};
+use plimsoll_graph::{Norm, OpKind, TileOp};
 
 use super::arena::Space;
 use super::attention::Attention;
@@ -11,7 +11,7 @@ use super::norm::HeadNorm;
 use super::parallel::{Strand, Task};
 use super::team::Round;
 use super::workspace::Work;
-use super::{elementwise, linear, lookup, norm};
+use super::{elementwise, linear, lookup, norm, tiles};
 use crate::{DeviceError, Mat, Program};
 
 /// Sizes and numbers that `check` has compared with the arena, which fits in memory.
@@ -114,6 +114,16 @@ pub(crate) fn execute(
         }
         OpKind::Unpatchify { x, height: _, width, scale, shift, out } => {
             elementwise::unpatchify(task, read(x), size(*width), *scale, *shift, write(out));
+        }
+        OpKind::Tile(TileOp::Clear { out }) => tiles::clear(task, write(out)),
+        OpKind::Tile(TileOp::Crop { x, width, top, left, out_width, out }) => {
+            let [width, top, left, out_width] = [width, top, left, out_width].map(|at| size(*at));
+            let at = tiles::Corner { width, top, left, out_width };
+            tiles::crop(task, read(x), &at, write(out));
+        }
+        OpKind::Tile(TileOp::Blend { tile, width, rows, cols, out }) => {
+            let width = size(*width);
+            tiles::blend(task, read(tile), width, [*rows, *cols], read(out), write(out));
         }
         OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out } => {
             let group_norm = GroupNorm {

@@ -4,7 +4,7 @@
 //! are shared by as many workers as it has strands. Figures of [`Rates::default`]: Xeon with AVX-512 at about
 //! 2.7 GHz, November 2026, `examples/bench_ops.rs`.
 
-use plimsoll_graph::{Activation, OpKind, PlannedOp};
+use plimsoll_graph::{Activation, OpKind, PlannedOp, TileOp};
 
 use super::gemm::LANES;
 use super::workspace::{Shape, Work};
@@ -128,6 +128,9 @@ impl Rates {
             | OpKind::SelectRow { out, .. } => count(out) * 0.7 * self.element_seconds,
             OpKind::Input { out, .. } => count(out) * 0.5 * self.element_seconds,
             OpKind::Output { x, .. } => count(x) * 0.5 * self.element_seconds,
+            OpKind::Tile(TileOp::Clear { out }) => count(out) * self.element_seconds,
+            OpKind::Tile(TileOp::Crop { out, .. }) => count(out) * 1.5 * self.element_seconds,
+            OpKind::Tile(TileOp::Blend { out, .. }) => count(out) * 10.0 * self.element_seconds,
             OpKind::Euler { latent, .. } => count(latent) * self.element_seconds,
             OpKind::ExpandBias { out, .. } | OpKind::Unpatchify { out, .. } => {
                 count(out) * 10.0 * self.element_seconds

@@ -1,6 +1,6 @@
 //! What decides an op's seconds: its kind, shapes, element types and numbers, but not which tensors it names.
 
-use plimsoll_graph::{Activation, DType, Graph, Norm, Op, OpKind, View};
+use plimsoll_graph::{Activation, DType, Graph, Norm, Op, OpKind, TileOp, View};
 
 /// An op up to the names of its operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +59,10 @@ fn numbers<V, W>(kind: &OpKind<V, W>) -> [u64; 4] {
             [*heads, u64::from(*causal), u64::from(bias.is_some()), 0]
         }
         OpKind::Unpatchify { height, width, .. } => [*height, *width, 0, 0],
+        OpKind::Tile(TileOp::Crop { width, out_width, .. }) => [*width, *out_width, 0, 0],
+        OpKind::Tile(TileOp::Blend { width, rows, cols, .. }) => {
+            [*width, rows.rise + rows.fall, cols.rise + cols.fall, 0]
+        }
         OpKind::GroupNorm { groups, silu, .. } => [*groups, u64::from(*silu), 0, 0],
         OpKind::Conv3x3 { height, width, upscale, residual, .. } => {
             [*height, *width, *upscale, u64::from(residual.is_some())]

@@ -1,6 +1,6 @@
 //! How much scratch an op needs: from its shape alone, so that a plan can place it.
 
-use plimsoll_graph::{Graph, Op, OpKind};
+use plimsoll_graph::{Graph, Op, OpKind, TileOp};
 
 use super::parallel::Grid;
 use super::{attention, conv, elementwise, group_norm, linear, norm};
@@ -81,6 +81,9 @@ impl Work {
             | OpKind::AddWeight { out, .. }
             | OpKind::Activate { out, .. }
             | OpKind::GluGelu { out, .. }
+            | OpKind::Tile(
+                TileOp::Clear { out } | TileOp::Crop { out, .. } | TileOp::Blend { out, .. },
+            )
             | OpKind::Unpatchify { out, .. } => plain(elementwise::grid(out.rows, out.cols)),
             OpKind::Euler { latent, .. } => plain(elementwise::grid(latent.rows, latent.cols)),
             _ => Self { phases: 1, strands: 1, strand_floats: 0 },

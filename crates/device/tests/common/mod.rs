@@ -118,6 +118,16 @@ impl Lab {
 
     /// Runs the op and returns the bits of `out`, all of it.
     pub fn run(&self, kind: OpKind<Mat, Mat>, out: &Tensor, workers: usize) -> Outcome {
+        self.try_run(kind, out, workers).unwrap()
+    }
+
+    /// As [`Lab::run`], or the device's refusal.
+    pub fn try_run(
+        &self,
+        kind: OpKind<Mat, Mat>,
+        out: &Tensor,
+        workers: usize,
+    ) -> Result<Outcome, DeviceError> {
         let workspace = Region { offset: self.end, bytes: bound_workspace_bytes(&kind) };
         let arena_bytes = workspace.end().next_multiple_of(256) + 512;
         let mut device = CpuDevice::new(arena_bytes, workers).unwrap();
@@ -152,9 +162,10 @@ impl Lab {
         };
         let stats =
             device.run(&program, &Control::default(), &mut |queue| run_all(queue, &program));
-        let stats = stats.unwrap();
+        let stats = stats?;
         let bytes = program.outputs[0].bytes.lock().unwrap().to_vec();
-        Outcome { values: values_of(&bytes, out.mat.dtype), bytes, stats, workspace, end: self.end }
+        let values = values_of(&bytes, out.mat.dtype);
+        Ok(Outcome { values, bytes, stats, workspace, end: self.end })
     }
 }
 

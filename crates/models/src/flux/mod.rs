@@ -8,6 +8,7 @@ use plimsoll_graph::{Builder, Coding, DType, Graph, LowerOptions};
 pub use config::FluxConfig;
 
 use crate::config::check;
+use crate::tiles::EDGE_TOKENS_MIN;
 use crate::{ClipConfig, ModelError, T5Config, VaeConfig};
 
 /// Component names of a FLUX pipeline folder.
@@ -72,6 +73,8 @@ pub struct FluxRun {
     pub dtype: DType,
     /// Take out of the step loop what does not depend on the latent.
     pub hoist: bool,
+    /// Most pixels of a side of the tiles in which the picture is decoded, a multiple of a token's; whole where absent.
+    pub vae_tile: Option<u64>,
 }
 
 impl FluxModel {
@@ -114,6 +117,27 @@ impl FluxModel {
     /// Pixels of a picture's side that one token stands for.
     pub fn pixels_per_token(&self) -> u64 {
         2 * self.vae.downscale()
+    }
+
+    /// Smallest side of a tile in which a picture is decoded, in pixels.
+    pub fn tile_edge_min(&self) -> u64 {
+        EDGE_TOKENS_MIN * self.pixels_per_token()
+    }
+
+    fn check_tile(&self, edge: u64) -> Result<u64, ModelError> {
+        let (unit, least) = (self.pixels_per_token(), self.tile_edge_min());
+        if edge >= least && edge <= SIDE_MAX && edge.is_multiple_of(unit) {
+            return Ok(edge);
+        }
+        let nearest = edge.saturating_add(unit / 2) / unit * unit;
+        let nearest = nearest.clamp(least, SIDE_MAX / unit * unit);
+        Err(ModelError::Request {
+            what: "side of a tile of the VAE".to_owned(),
+            value: edge.to_string(),
+            expected: format!(
+                "a multiple of {unit} from {least} on is needed; {nearest} is the nearest"
+            ),
+        })
     }
 
     /// Rows and columns of image tokens.
@@ -204,7 +228,8 @@ impl FluxModel {
             image_tokens: rows * cols,
         };
         let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled);
-        self.vae.trace(&mut b, VAE, latent, [2 * rows, 2 * cols]);
+        let tile = run.vae_tile.map(|edge| self.check_tile(edge)).transpose()?;
+        self.vae.trace(&mut b, VAE, latent, [2 * rows, 2 * cols], tile);
         for (block, op) in probes {
             b.probe(block, op)?;
         }

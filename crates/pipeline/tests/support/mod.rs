@@ -28,7 +28,16 @@ pub(crate) fn prompt(text: &str, seed: u64) -> Prompt {
 
 /// A run of the demo model.
 pub(crate) fn demo_run(steps: u32, samples: u32, dtype: DType) -> FluxRun {
-    FluxRun { width: 128, height: 128, steps, samples, text_tokens: 32, dtype, hoist: true }
+    FluxRun {
+        width: 128,
+        height: 128,
+        steps,
+        samples,
+        text_tokens: 32,
+        dtype,
+        hoist: true,
+        vae_tile: None,
+    }
 }
 
 /// A case file of the golden data.
@@ -55,6 +64,7 @@ impl Case {
             text_tokens: self.number("max_sequence_length"),
             dtype,
             hoist: true,
+            vae_tile: None,
         }
     }
 

@@ -45,8 +45,16 @@ pub fn tiny_flux(steps: u32, samples: u32, hoist: bool) -> Graph {
             ..VaeConfig::flux()
         },
     };
-    let run =
-        FluxRun { width: 8, height: 4, steps, samples, text_tokens: 3, dtype: DType::BF16, hoist };
+    let run = FluxRun {
+        width: 8,
+        height: 4,
+        steps,
+        samples,
+        text_tokens: 3,
+        dtype: DType::BF16,
+        hoist,
+        vae_tile: None,
+    };
     model.graph(&run, &|_, _| DType::BF16).expect("tiny FLUX")
 }
 
@@ -60,6 +68,7 @@ pub fn flux_dev(steps: u32) -> Graph {
         text_tokens: 512,
         dtype: DType::BF16,
         hoist: true,
+        vae_tile: None,
     };
     FluxModel::dev().graph(&run, &|_, _| DType::BF16).expect("FLUX.1-dev")
 }

@@ -113,6 +113,7 @@ pub fn plan(graph: &Graph, style: Style) -> Plan {
         line_bytes: next + super::RESERVED_BYTES,
         arena_bytes: next,
         reserved_bytes: super::RESERVED_BYTES,
+        decode_tile: graph.decode_tile,
         offload: Offload::Auto,
         prefetch: true,
         tensors,

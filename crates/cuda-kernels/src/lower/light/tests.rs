@@ -1,7 +1,7 @@
 //! Launches of the light ops: right for the kernels they name, over all of the result, nothing but operands.
 
 use plimsoll_device::{BoundOp, Mat};
-use plimsoll_graph::{Activation, DType, Norm, Op, OpKind};
+use plimsoll_graph::{Activation, DType, Fade, Norm, Op, OpKind, TileOp};
 use plimsoll_plan::Region;
 
 use super::{gated_residual, tasks, workspace_bytes};
@@ -126,6 +126,15 @@ fn examples() -> Vec<OpKind<Mat, Mat>> {
             let x = arena.mat(height * width / 4, 4 * cols, source);
             let out = arena.mat(height * width, cols, target);
             ops.push(OpKind::Unpatchify { x, height, width, scale: 0.36, shift: 0.12, out });
+            let x = arena.mat(height * width, cols, source);
+            let out = arena.mat(4 * 7, cols, target);
+            let crop = TileOp::Crop { x, width, top: 2, left: 3, out_width: 7, out };
+            ops.extend([crop, TileOp::Clear { out }].map(OpKind::Tile));
+            let tile = arena.mat(height * width, 3, DType::F32);
+            let rows = Fade { skip: 1, rise: 2, fall: 0 };
+            let picture = arena.strided(5, 9 * 3, 40, DType::F32);
+            let (cols, out) = (Fade { skip: 0, rise: 0, fall: 4 }, picture);
+            ops.push(OpKind::Tile(TileOp::Blend { tile, width, rows, cols, out }));
         }
     }
     ops
@@ -143,7 +152,7 @@ fn launches_fit_the_kernels_they_name() {
             let name = launch.kernel;
             let signature = kernels.get(name).unwrap_or_else(|| panic!("{name} does not exist"));
             assert_eq!(signature.fault(&launch), None, "{name} for {kind:?}");
-            assert_eq!(strays(&op, &launch), Vec::<u64>::new(), "{name} for {kind:?}");
+            assert_eq!(strays(&op, &launch), [0u64; 0], "{name} for {kind:?}");
             let mut moves = false;
             op.op.for_each_view(|mat, _| moves |= mat.step_bytes != 0);
             let counts = launch.args.contains(&Arg::Step);
@@ -191,6 +200,9 @@ fn grids_cover_results() {
                 | OpKind::GluGelu { out, .. }
                 | OpKind::Euler { latent: out, .. }
                 | OpKind::Unpatchify { out, .. }
+                | OpKind::Tile(
+                    TileOp::Clear { out } | TileOp::Crop { out, .. } | TileOp::Blend { out, .. },
+                )
                 | OpKind::ExpandBias { out, .. }
                 | OpKind::SelectRow { out, .. } => covers(&launch, width, out.rows * out.cols),
                 OpKind::Sinusoid { out, .. } => covers(&launch, 1, out.rows * out.cols / 2),
@@ -204,6 +216,28 @@ fn grids_cover_results() {
             assert!(covered, "{} for {kind:?}", launch.kernel);
         }
     }
+}
+
+#[test]
+fn tiles_outside_of_their_pictures_are_refused() {
+    let arena = &mut Arena::default();
+    let x = arena.mat(8 * 8, 3, DType::F32);
+    let out = arena.mat(4 * 4, 3, DType::F32);
+    let crop = |width, top, left| {
+        let op = TileOp::Crop { x, width, top, left, out_width: 4, out };
+        tasks(&bound(OpKind::Tile(op))).is_ok()
+    };
+    assert!(crop(8, 4, 4));
+    assert!(!crop(8, 5, 4) && !crop(8, 4, 5) && !crop(7, 0, 0) && !crop(0, 0, 0));
+    let picture = |dtype| arena.mat(4, 12, dtype);
+    let [wide, narrow] = [DType::F32, DType::BF16].map(picture);
+    let blend = |out, skip, rise| {
+        let fade = Fade { skip, rise, fall: 2 };
+        let op = TileOp::Blend { tile: x, width: 8, rows: fade, cols: fade, out };
+        tasks(&bound(OpKind::Tile(op))).is_ok()
+    };
+    assert!(blend(wide, 4, 2));
+    assert!(!blend(wide, 5, 2) && !blend(wide, 4, 3) && !blend(narrow, 4, 2));
 }
 
 #[test]
