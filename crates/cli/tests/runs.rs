@@ -158,19 +158,28 @@ fn a_trial_of_more_than_one_axis_is_marked_with_the_axes() {
     assert_eq!(axes(&run), ["vram_line", "seed"]);
     let list = folder.ok(&["runs", "list"]);
     assert!(list.contains("MIXED"), "{list}");
-    folder.refused(&["runs", "try", "last", "--set", "quantization=fp8"], 2, "not yet run");
+    folder.refused(
+        &["runs", "try", "last", "--set", "quantization=nf4"],
+        2,
+        "not run by this build",
+    );
     folder.refused(&["runs", "try", "last", "--set", "colour=red"], 2, "no condition");
     folder.refused(&["generate", "x", "--parent", "nope"], 2, "no run \"nope\"");
 }
 
 #[test]
-fn f32_and_bf16_at_three_lines_are_judged_and_compared() {
+fn f32_bf16_and_fp8_at_three_lines_are_judged_and_compared() {
     let folder = Folder::new();
+    folder.ok(&["pack", "--model", "demo", "-o", "fp8", "--dtype", "transformer=fp8"]);
     let mut runs = Vec::new();
-    for dtype in ["f32", "bf16"] {
+    for (name, options) in [
+        ("f32", &["--dtype", "f32"][..]),
+        ("bf16", &["--dtype", "bf16"]),
+        ("fp8", &["--model", "fp8", "--dtype", "bf16,transformer=fp8"]),
+    ] {
         for line in ["min", "12MiB", "max"] {
-            let out = format!("{dtype}-{line}.png");
-            let made = folder.draw(&["--dtype", dtype, "--vram", line, "-o", &out]);
+            let out = format!("{name}-{line}.png");
+            let made = folder.draw(&[options, &["--vram", line, "-o", &out]].concat());
             runs.push(made["run_id"].as_str().unwrap().to_owned());
         }
     }
@@ -187,29 +196,42 @@ fn f32_and_bf16_at_three_lines_are_judged_and_compared() {
         all.push(format);
         assert!(folder.ok(&all).contains("offload_mode") || folder.ok(&all).contains("vram_line"));
     }
-    // Against f32, bf16 is near; at another line it is equal.
-    folder.ok(&["runs", "judge", &runs[1], "--reference", &runs[0]]);
-    let equal = folder.show(&runs[1]);
-    assert_eq!(equal["comparisons"][0]["psnr_db"], Value::Null);
-    assert_eq!(equal["comparisons"][0]["ssim"], 1.0);
-    folder.ok(&[
-        "runs",
-        "judge",
-        &runs[3],
-        "--reference",
-        &runs[0],
-        "--verdict",
-        "pass",
-        "--note",
-        "as sharp as f32",
-        "--check",
-        "identity=pass",
-    ]);
+    // dtype and quantization are two axes: an fp8 run computes in bf16.
+    let eight = folder.show(&runs[6]);
+    assert_eq!(eight["conditions"]["dtype"], "bf16");
+    assert_eq!(eight["conditions"]["quantization"], "fp8 e4m3 (transformer)");
+    let between = folder.json(&["runs", "compare", &runs[3], &runs[6]]);
+    let changed = between["differences"][1].as_array().unwrap();
+    assert!(changed.iter().any(|one| one["axis"] == "quantization"), "{changed:?}");
+    assert!(changed.iter().all(|one| one["axis"] != "dtype"), "{changed:?}");
+    // Against the first of f32: at another line equal, in bf16 near, in fp8 not as near; a person passes all.
+    let mut psnr = Vec::new();
+    for (at, run) in runs.iter().enumerate() {
+        let judge = ["runs", "judge", run, "--reference", &runs[0], "--verdict", "pass"];
+        folder
+            .ok(&[&judge[..], &["--note", "as sharp as f32", "--check", "identity=pass"]].concat());
+        let judged = folder.show(run);
+        let measured = &judged["comparisons"][0];
+        assert_eq!(judged["gates"]["feasibility"]["judgement"], "pass");
+        assert_eq!(judged["gates"]["quality"]["judgement"], "pass");
+        assert_eq!(judged["gates"]["operation"]["judgement"], "open", "one run says nothing on it");
+        if at < 3 {
+            assert_eq!((&measured["psnr_db"], &measured["ssim"]), (&Value::Null, &1.0.into()));
+            continue;
+        }
+        let ssim = measured["ssim"].as_f64().unwrap();
+        assert!((0.8..1.0).contains(&ssim), "{run}: {ssim}");
+        psnr.push(measured["psnr_db"].as_f64().unwrap());
+    }
+    // The line decides no bit, whatever the weights are stored as.
+    assert!(
+        psnr.windows(2).enumerate().all(|(at, pair)| at == 2 || pair[0] == pair[1]),
+        "{psnr:?}"
+    );
+    assert!((20.0..70.0).contains(&psnr[0]) && psnr[3] > 15.0 && psnr[3] < psnr[0], "{psnr:?}");
+    let bytes = |run: &str| number(&folder.show(run)["load"]["peak_vram"]);
+    assert!(bytes(&runs[8]) < bytes(&runs[5]), "all resident, fp8 takes less");
     let near = folder.show(&runs[3]);
-    let (psnr, ssim) = (&near["comparisons"][0]["psnr_db"], &near["comparisons"][0]["ssim"]);
-    assert!((20.0..70.0).contains(&psnr.as_f64().unwrap()), "{psnr}");
-    assert!((0.8..1.0).contains(&ssim.as_f64().unwrap()), "{ssim}");
-    assert_eq!(near["gates"]["quality"]["judgement"], "pass");
     assert_eq!(near["quality"]["quality_note"], "as sharp as f32");
     // The project's criteria are found from its folder upwards.
     std::fs::write(folder.path("plimsoll-criteria.yaml"), "quality: {psnr_min_db: 90}\n").unwrap();

@@ -13,6 +13,8 @@
 
 mod contract;
 pub mod cpu;
+mod meter;
+mod shortage;
 pub mod sim;
 
 pub use plimsoll_plan::Region;
@@ -21,3 +23,5 @@ pub use contract::{
     BoundCopy, BoundOp, Command, Control, Device, DeviceError, HostDType, HostTable, Lane, Mat,
     OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind, is_plain,
 };
+pub use meter::{Meter, Reading};
+pub use shortage::{Memory, Shortage};

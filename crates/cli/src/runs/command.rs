@@ -94,6 +94,13 @@ pub(crate) fn typed(command: &[String]) -> String {
     format!("plimsoll {}", quoted.collect::<Vec<_>>().join(" "))
 }
 
+/// The value of an option, where it is given.
+pub(crate) fn get<'w>(command: &'w [String], option: &str) -> Option<&'w str> {
+    let end = command.iter().position(|word| word == "--").unwrap_or(command.len());
+    let at = command[..end].iter().position(|word| word == option)?;
+    command[..end].get(at + 1).map(String::as_str)
+}
+
 /// Replaces the value of an option, or adds it.
 pub(crate) fn set(command: &mut Vec<String>, option: &str, value: &str) {
     let end = command.iter().position(|word| word == "--").unwrap_or(command.len());
