@@ -142,6 +142,41 @@ fn a_planted_out_of_memory_is_solved_in_at_most_two_trials() {
     assert!(tree.contains("└") && tree.contains("input_size: width 128 ->"), "{tree}");
 }
 
+/// The same where the system refuses the memory: RAM is the CPU's device memory, and a process may have so much of it.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_arena_that_the_system_refuses_is_solved_in_at_most_two_trials() {
+    let folder = Folder::new();
+    let under = |limit_kib: u32, arguments: &str| {
+        let program = env!("CARGO_BIN_EXE_plimsoll");
+        let script = format!("ulimit -v {limit_kib}; exec '{program}' {arguments}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script]).current_dir(folder.0.path());
+        command.env("PLIMSOLL_RECORDS", folder.path("store/records.db"));
+        command.output().unwrap()
+    };
+    // The limit is lowered until the arena of all weights is what no longer finds room.
+    let draw = format!("generate '{PROMPT}' --device cpu --threads 2 --steps 1 --vram max");
+    let limit_kib = (0..60).map(|at| 400_000 - at * 6_000).find(|limit| {
+        let is_refused = !under(*limit, &draw).status.success();
+        is_refused && folder.show("last")["failure"]["resource"] == "ram"
+    });
+    let limit_kib = limit_kib.expect("an arena is refused before everything else is");
+    let failure = &folder.show("last")["failure"];
+    assert_eq!((&failure["kind"], &failure["stage"]), (&"device".into(), &"load".into()));
+    assert!(number(&failure["needed_bytes"]) > 28_000_000, "{failure}");
+    let next = folder.json(&["runs", "next", "last"]);
+    assert_eq!(next["trial"]["signal"], "ram_short");
+    let trials = (0..2).map(|_| {
+        under(limit_kib, "runs try last");
+        folder.show("last")
+    });
+    let passed = trials.into_iter().find(|run| run["run"]["status"] == "done");
+    let passed = passed.expect("a trial passes");
+    assert_eq!(axes(&passed).len(), 1, "one axis a trial");
+    assert!(number(&passed["load"]["peak_vram"]) < number(&failure["needed_bytes"]) / 2);
+}
+
 #[test]
 fn a_trial_of_more_than_one_axis_is_marked_with_the_axes() {
     let folder = Folder::new();

@@ -62,6 +62,10 @@ const CPU_PACE: Duration = Duration::from_millis(2);
 /// Readings of a card: a call of the driver's library each.
 const CARD_PACE: Duration = Duration::from_millis(10);
 
+/// A driver may take a moment to book what it was given back.
+const SETTLING: Duration = Duration::from_millis(20);
+const SETTLING_TRIES: u32 = 25;
+
 pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
     let control = interrupt::control();
     let mut recorder = Recorder::open(&args.record)?;
@@ -84,7 +88,7 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         // The first is traced: which op ran in which numbers.
         let watched = Watched { sampler, is_traced: at == 0, timed: timed.clone() };
         let made = catch_unwind(AssertUnwindSafe(|| observe(&args, &control, &mut draft, watched)));
-        let idle_again = meter.read();
+        let idle_again = settled(meter.as_ref(), idle);
         let (record, plan_json) = match &made {
             Ok(made) => draft.end(made.as_ref().err()),
             Err(_) => draft.end_by_bug(crate::last_panic()),
@@ -122,6 +126,22 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         0 => Ok(()),
         failed => Err(Failure::Doctor { failed }),
     }
+}
+
+/// What is held once everything has been given back, with a moment for the driver to notice.
+fn settled(meter: &dyn Meter, idle: Reading) -> Reading {
+    let is_above = |now: Reading| {
+        now.process_bytes > idle.process_bytes || now.device_bytes > idle.device_bytes
+    };
+    let mut now = meter.read();
+    for _ in 0..SETTLING_TRIES {
+        if !is_above(now) {
+            break;
+        }
+        std::thread::sleep(SETTLING);
+        now = meter.read();
+    }
+    now
 }
 
 /// The runs so far.
