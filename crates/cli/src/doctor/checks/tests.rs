@@ -1,9 +1,10 @@
 //! Planted faults: each fails its own line, with its own cause, and no other.
 
 use plimsoll_device::Reading;
+use plimsoll_graph::{DType, PhaseKind};
 
 use super::*;
-use crate::doctor::evidence::{Component, Placed, Predicted};
+use crate::doctor::evidence::{Component, Observed, Place, Placed, Predicted};
 
 const MIB: u64 = 1 << 20;
 
