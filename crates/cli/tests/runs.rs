@@ -155,13 +155,17 @@ fn an_arena_that_the_system_refuses_is_solved_in_at_most_two_trials() {
         command.env("PLIMSOLL_RECORDS", folder.path("store/records.db"));
         command.output().unwrap()
     };
-    // The limit is lowered until the arena of all weights is what no longer finds room.
-    let draw = format!("generate '{PROMPT}' --device cpu --threads 2 --steps 1 --vram max");
-    let limit_kib = (0..60).map(|at| 400_000 - at * 6_000).find(|limit| {
-        let is_refused = !under(*limit, &draw).status.success();
-        is_refused && folder.show("last")["failure"]["resource"] == "ram"
-    });
-    let limit_kib = limit_kib.expect("an arena is refused before everything else is");
+    // The least that a process with the smallest arena needs, and 6 MiB: the arena of all weights takes 24 more.
+    let draw = format!("generate '{PROMPT}' --device cpu --threads 2 --steps 2 --vram");
+    let smallest = format!("{draw} min --records off");
+    let (mut refused, mut enough) = (50_000, 1_000_000);
+    while enough - refused > 1_000 {
+        let middle = (refused + enough) / 2;
+        let is_enough = under(middle, &smallest).status.success();
+        *(if is_enough { &mut enough } else { &mut refused }) = middle;
+    }
+    let limit_kib = enough + 6 * 1024;
+    assert!(!under(limit_kib, &format!("{draw} max")).status.success());
     let failure = &folder.show("last")["failure"];
     assert_eq!((&failure["kind"], &failure["stage"]), (&"device".into(), &"load".into()));
     assert!(number(&failure["needed_bytes"]) > 28_000_000, "{failure}");
