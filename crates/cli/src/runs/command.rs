@@ -46,6 +46,8 @@ pub(crate) fn of(
     }
     command.option("--prefetch", Some(name(run.prefetch)));
     command.option("--hoist", Some(name(run.hoist)));
+    command.option("--host-tier", Some(name(run.host_tier)));
+    command.option("--ram", run.ram.map(|size| size.0));
     command.option("--threads", run.threads);
     if run.calibrate {
         command.0.push("--calibrate".to_owned());

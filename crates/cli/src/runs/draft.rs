@@ -12,7 +12,7 @@ use plimsoll_record::{
     utc,
 };
 
-use crate::args::{DeviceName, GenerateArgs, OffloadName};
+use crate::args::{DeviceName, GenerateArgs, HostTierName, OffloadName};
 use crate::failure::Failure;
 use crate::runs::{command, machine, reason, revision};
 use crate::{demo, request};
@@ -252,5 +252,12 @@ fn offload_api(args: &GenerateArgs) -> String {
     if run.offload == OffloadName::Group {
         text += &format!(" --blocks-per-group {}", run.blocks_per_group);
     }
-    text + &format!(" --prefetch {}", command::name(run.prefetch))
+    text += &format!(" --prefetch {}", command::name(run.prefetch));
+    if run.host_tier != HostTierName::Auto {
+        text += &format!(" --host-tier {}", command::name(run.host_tier));
+    }
+    if let Some(size) = run.ram {
+        text += &format!(" --ram {}", size.0);
+    }
+    text
 }

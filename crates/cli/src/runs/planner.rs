@@ -23,16 +23,13 @@ impl OwnPlanner {
     /// Opens what the run was made of.
     pub(crate) fn open(words: &[String]) -> Result<Self, Failure> {
         let args = command::parse(words)?;
-        Ok(Self {
-            command: words.to_vec(),
-            assembled: model::open(&args.run)?,
-            executor: Executor::find_for_plan(&args.run)?,
-        })
+        let executor = Executor::find_for_plan(&args.run)?;
+        Ok(Self { command: words.to_vec(), assembled: open(&args, &executor)?, executor })
     }
 
     fn plan(&self, args: &GenerateArgs, is_same_model: bool) -> Result<Expected, Failure> {
         // Weights of other numbers are another opening of the files.
-        let opened = if is_same_model { None } else { Some(model::open(&args.run)?) };
+        let opened = if is_same_model { None } else { Some(open(args, &self.executor)?) };
         let assembled = opened.as_ref().unwrap_or(&self.assembled);
         let place = request::place_request(&args.run, assembled.defaults());
         let graph = assembled.graph(&place.run)?;
@@ -49,6 +46,13 @@ impl OwnPlanner {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The model of a run, with the host memory that its options leave it.
+fn open(args: &GenerateArgs, executor: &Executor) -> Result<Assembled, Failure> {
+    let mut assembled = model::open(&args.run)?;
+    assembled.limit_host(request::host_limits(&args.run, executor));
+    Ok(assembled)
 }
 
 impl Planner for OwnPlanner {
@@ -111,6 +115,8 @@ pub(crate) fn apply(words: &mut Vec<String>, field: &str, value: &str) -> Result
         "offload_mode" => "--offload",
         "blocks_per_group" => "--blocks-per-group",
         "prefetch" => "--prefetch",
+        "host_tier" => "--host-tier",
+        "ram" => "--ram",
         "width" => "--width",
         "height" => "--height",
         "batch_size" => "--count",
@@ -135,7 +141,7 @@ pub(crate) fn apply(words: &mut Vec<String>, field: &str, value: &str) -> Result
         other => {
             let what = format!(
                 "{other:?} is no condition that a trial sets: model_id, transformer, dtype, quantization, \
-                 device, offload_mode, blocks_per_group, prefetch, width, height, batch_size, steps, context_length, \
+                 device, offload_mode, blocks_per_group, prefetch, host_tier, ram, width, height, batch_size, steps, context_length, \
                  vram_line, threads, guidance, seed, noise, prompt"
             );
             return Err(Failure::Usage(what));
