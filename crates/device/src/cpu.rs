@@ -71,9 +71,9 @@ impl CpuDevice {
             .num_threads(workers.max(1))
             .thread_name(|index| format!("plimsoll-{index}"))
             .build()
-            .map_err(|error| DeviceError::Unsupported {
-                what: format!("a pool of {workers} worker threads ({error})"),
-                device: "cpu".to_owned(),
+            .map_err(|error| {
+                let cause = std::error::Error::source(&error);
+                DeviceError::no_thread("cpu", cause.unwrap_or(&error))
             })?;
         wake(&pool);
         Ok(Self { arena, pool })

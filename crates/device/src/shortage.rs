@@ -1,6 +1,7 @@
 //! Memory that ran short, told by what it is and not by the words of whoever refused it.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use crate::DeviceError;
 
@@ -44,6 +45,20 @@ impl Shortage {
 }
 
 impl DeviceError {
+    /// A thread that the system does not give: it is short of memory for its stack, or this process of room for it.
+    pub fn no_thread(device: &str, cause: &(dyn std::error::Error + 'static)) -> Self {
+        let device = device.to_owned();
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        let what = format!("another thread ({cause})");
+        match kind {
+            // What `pthread_create` says then is EAGAIN.
+            Some(ErrorKind::WouldBlock | ErrorKind::OutOfMemory) => {
+                Self::OutOfMemory { device, shortage: Shortage::of(Memory::Host), cause: what }
+            }
+            _ => Self::Unsupported { what, device },
+        }
+    }
+
     /// Which memory ran short, if that is what happened.
     pub fn shortage(&self) -> Option<Shortage> {
         match self {
@@ -74,5 +89,10 @@ mod tests {
         };
         assert_eq!(other.shortage(), None);
         assert_eq!(DeviceError::Cancelled.shortage(), None);
+        let again = std::io::Error::from(ErrorKind::WouldBlock);
+        let thread = DeviceError::no_thread("cpu", &again);
+        assert_eq!(thread.shortage(), Some(Shortage::of(Memory::Host)), "{thread}");
+        let other = std::io::Error::from(ErrorKind::PermissionDenied);
+        assert_eq!(DeviceError::no_thread("cpu", &other).shortage(), None);
     }
 }

@@ -119,9 +119,10 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
     let Some(Found { about, runs }) = found else { return Ok(()) };
     let evidence = Evidence { place, runs, ..about.evidence };
     let lines = checks::judge(&evidence);
-    note_failures(&mut recorder, run_ids.first(), &lines)?;
     let shown = print::Shown { about: &about.title, evidence: &evidence, lines: &lines };
+    // What was found is told, whatever becomes of its record.
     shown.print(args.run.json, &run_ids)?;
+    note_failures(&mut recorder, run_ids.first(), &lines)?;
     match lines.iter().filter(|line| line.verdict == Verdict::Fail).count() {
         0 => Ok(()),
         failed => Err(Failure::Doctor { failed }),
