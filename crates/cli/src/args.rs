@@ -33,6 +33,8 @@ pub(crate) enum Verb {
     Bench(BenchArgs),
     /// Measure the NVIDIA card of this machine, for `plan`; some 20 s
     Probe(ProbeArgs),
+    /// Prove by three runs that placement is in effect on this machine
+    Doctor(DoctorArgs),
     /// Read, judge, repeat and continue the recorded runs
     Runs(RunsArgs),
     /// Write a folder whose weights lie in the order in which they are streamed, in fp8 where asked
@@ -195,6 +197,20 @@ pub(crate) struct ProbeArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// What to draw [default: a reference prompt]
+    #[arg(long)]
+    pub(crate) prompt: Option<String>,
+    /// Seed of the first picture
+    #[arg(long, default_value_t = 42)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
 }
 
 #[derive(Args, Debug)]

@@ -101,6 +101,26 @@ impl DTypes {
         !self.parts.is_empty()
     }
 
+    /// Whether a component was asked to be stored in 8 bits.
+    pub(crate) fn is_narrow(&self, component: &str) -> bool {
+        self.of(component) == Some(Stored::Fp8)
+    }
+
+    /// The same with another dtype of the run; what components are stored as stays.
+    pub(crate) fn with_run(mut self, run: DType) -> Self {
+        self.whole = Some(run);
+        self
+    }
+
+    /// The same with the transformer in 8 bits, or as its files have it.
+    pub(crate) fn with_narrow(mut self, is_narrow: bool) -> Self {
+        self.parts.retain(|(component, _)| *component != flux::TRANSFORMER);
+        if is_narrow {
+            self.parts.push((flux::TRANSFORMER, Stored::Fp8));
+        }
+        self
+    }
+
     fn of(&self, component: &str) -> Option<Stored> {
         self.parts.iter().find(|(name, _)| *name == component).map(|(_, stored)| *stored)
     }
@@ -164,7 +184,15 @@ mod tests {
         assert_eq!(dtypes.of(flux::T5), Some(Stored::Bf16));
         assert_eq!(dtypes.of(flux::VAE), None);
         assert_eq!(dtypes.to_string(), "f32,transformer=fp8,text_encoder_2=bf16");
-        assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
+        assert_eq!(dtypes.to_string().parse(), Ok(dtypes.clone()));
+        // Two axes: what is computed in, and what is stored.
+        let wide = dtypes.clone().with_narrow(false);
+        assert_eq!(wide.to_string(), "f32,text_encoder_2=bf16");
+        assert_eq!(
+            dtypes.with_run(DType::BF16).to_string(),
+            "bf16,transformer=fp8,text_encoder_2=bf16"
+        );
+        assert_eq!(DTypes::default().with_narrow(true).to_string(), "transformer=fp8");
         assert_eq!("transformer=fp8".parse::<DTypes>().map(|it| it.run()), Ok(DType::BF16));
         for (text, what) in [
             ("fp8", "transformer=fp8"),

@@ -70,6 +70,15 @@ impl Executor {
         }
     }
 
+    /// Whether the seconds that it predicts rest on rates that were measured on this machine.
+    pub(crate) fn has_own_rates(&self, args: &RunArgs) -> bool {
+        match self {
+            Self::Cpu { .. } => args.calibrate,
+            Self::Cuda(card) => matches!(profile(card.name()), Ok(Some(_))),
+            Self::Sim { .. } | Self::Absent(_) => false,
+        }
+    }
+
     /// Whether pictures come of it.
     pub(crate) fn computes(&self) -> bool {
         matches!(self, Self::Cpu { .. } | Self::Cuda(_))

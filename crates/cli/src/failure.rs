@@ -34,10 +34,12 @@ pub(crate) enum Failure {
     RecordLost { error: String, cause: String },
     #[error("the trial {run_id} did not end well")]
     Trial { run_id: String, code: u8 },
+    #[error("{failed} of doctor's checks failed")]
+    Doctor { failed: usize },
 }
 
 impl Failure {
-    /// 2 usage, 3 infeasible, 4 bad file, 5 device, 130 cancelled.
+    /// 1 a check of doctor failed, 2 usage, 3 infeasible, 4 bad file, 5 device, 130 cancelled.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Cuda(CudaError::NoSuchDevice { .. }) => 2,
@@ -50,6 +52,7 @@ impl Failure {
                 _ => 4,
             },
             Self::Trial { code, .. } => *code,
+            Self::Doctor { .. } => 1,
             Self::Cuda(_)
             | Self::Write { .. }
             | Self::WriteWeights(_)

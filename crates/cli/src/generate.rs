@@ -2,11 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
 use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Prompt, check_writable};
+use plimsoll_plan::Machine;
 use serde_json::{Value, json};
 
 use crate::args::GenerateArgs;
@@ -75,37 +77,9 @@ fn carry_out(
     draft.on_device(args, executor.name());
     check_outputs(args, &paths, executor.computes() && writes)?;
 
-    let mut assembled = model::open(&args.run)?;
-    assembled.limit_host(request::host_limits(&args.run, &executor));
-    let place = PlaceRequest {
-        saves: args.save_tensors.is_some(),
-        ..request::place_request(&args.run, assembled.defaults())
-    };
-    let prompt = Prompt {
-        text: args.prompt.clone(),
-        seed: args.seed,
-        guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
-        noise: args.noise.source(),
-    };
-    draft.opened(args, &assembled, &place, prompt.guidance);
-    let machine = executor.machine(&args.run, &assembled.graph(&place.run)?)?;
+    let Ready { mut placed, machine, prompt, device } =
+        set_up(args, executor, None, control, draft)?;
     let machine = machine.as_ref();
-    let assembled = if executor.computes() {
-        cache::settle(assembled, &args.run, &place, machine, control)?
-    } else {
-        assembled
-    };
-    draft.on_machine(machine);
-    let device = executor.name();
-    let shared = executor.shared();
-    let target = executor.target()?;
-    let line = place.line;
-    let mut placed = assembled.place(place, machine, target).map_err(|failure| match shared {
-        Some(shared) => shared.busy(line, failure.error),
-        None => failure.error.into(),
-    })?;
-    draft.placed(&placed);
-
     let timeline = placed.simulate(machine);
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
     let began = Instant::now();
@@ -134,6 +108,58 @@ fn carry_out(
         trace::write(path, placed.graph(), placed.plan(), &generated.report.stats)?;
     }
     Ok(Made { placed, generated, paths, model, device, seconds_total })
+}
+
+/// A run that only has to be started.
+pub(crate) struct Ready {
+    pub(crate) placed: Placed,
+    pub(crate) machine: Arc<dyn Machine>,
+    pub(crate) prompt: Prompt,
+    /// Name of the device.
+    pub(crate) device: &'static str,
+}
+
+/// Opens the model and places it, for the machine as it is known already or else as it is found now; `draft` is told of
+/// everything as it becomes known.
+pub(crate) fn set_up(
+    args: &GenerateArgs,
+    executor: Executor,
+    known: Option<Arc<dyn Machine>>,
+    control: &Control,
+    draft: &mut Draft,
+) -> Result<Ready, Failure> {
+    let mut assembled = model::open(&args.run)?;
+    assembled.limit_host(request::host_limits(&args.run, &executor));
+    let place = PlaceRequest {
+        saves: args.save_tensors.is_some(),
+        ..request::place_request(&args.run, assembled.defaults())
+    };
+    let prompt = Prompt {
+        text: args.prompt.clone(),
+        seed: args.seed,
+        guidance: args.guidance.unwrap_or(assembled.defaults().guidance),
+        noise: args.noise.source(),
+    };
+    draft.opened(args, &assembled, &place, prompt.guidance);
+    let machine = match known {
+        Some(machine) => machine,
+        None => executor.machine(&args.run, &assembled.graph(&place.run)?)?.into(),
+    };
+    if executor.computes() {
+        assembled = cache::settle(assembled, &args.run, &place, machine.as_ref(), control)?;
+    }
+    draft.on_machine(machine.as_ref());
+    let device = executor.name();
+    let shared = executor.shared();
+    let target = executor.target()?;
+    let line = place.line;
+    let placed =
+        assembled.place(place, machine.as_ref(), target).map_err(|failure| match shared {
+            Some(shared) => shared.busy(line, failure.error),
+            None => failure.error.into(),
+        })?;
+    draft.placed(&placed);
+    Ok(Ready { placed, machine, prompt, device })
 }
 
 fn print(args: &GenerateArgs, made: &Made, run_id: Option<&str>) -> Result<(), Failure> {

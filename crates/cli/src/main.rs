@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod demo;
+mod doctor;
 mod dtypes;
 mod executor;
 mod failure;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Probe(args) => probe::run(&args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Runs(args) => runs::run(&args),
         Verb::Pack(args) => pack::run(&args),
         Verb::Synth(args) => synth::run(&args),

@@ -1,6 +1,6 @@
 //! What can go wrong with a card.
 
-use plimsoll_device::DeviceError;
+use plimsoll_device::{DeviceError, Memory, Shortage};
 use plimsoll_host::HostError;
 
 /// Failures of a card, its driver or its libraries.
@@ -82,6 +82,8 @@ pub enum CudaError {
         library: &'static str,
         /// Name of the call, and what it was about.
         call: String,
+        /// The library's number; none where we refused by ourselves.
+        code: Option<i32>,
         /// The library's words.
         status: String,
     },
@@ -132,8 +134,52 @@ impl CudaError {
     }
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
+/// `CUBLAS_STATUS_ALLOC_FAILED`: of its own device memory.
+const LT_ALLOC_FAILED: i32 = 3;
+
+/// `CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED`.
+const DNN_HOST_ALLOC_FAILED: i32 = 4003;
+
+/// `CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED`.
+const DNN_DEVICE_ALLOC_FAILED: i32 = 4004;
+
+impl CudaError {
+    /// Which memory ran short, by the number of the driver or library; `None` for every other failure.
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Busy { needed_bytes, free_bytes, .. } => Some(Shortage {
+                memory: Memory::Device,
+                needed_bytes: Some(*needed_bytes),
+                free_bytes: Some(*free_bytes),
+            }),
+            Self::Driver { call, code: OUT_OF_MEMORY, .. } => {
+                // What locks host pages says the same number.
+                let is_pinned = call.starts_with("cuMemHost");
+                Some(Shortage::of(if is_pinned { Memory::Pinned } else { Memory::Device }))
+            }
+            Self::Library { library: "cuDNN", code: Some(DNN_HOST_ALLOC_FAILED), .. } => {
+                Some(Shortage::of(Memory::Host))
+            }
+            Self::Library { library: "cuDNN", code: Some(DNN_DEVICE_ALLOC_FAILED), .. } => {
+                Some(Shortage::of(Memory::Device))
+            }
+            Self::Library { library: "cuBLASLt", code: Some(LT_ALLOC_FAILED), .. } => {
+                Some(Shortage::of(Memory::Device))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl From<CudaError> for DeviceError {
     fn from(error: CudaError) -> Self {
+        if let Some(shortage) = error.shortage() {
+            let cause = error.to_string();
+            return Self::OutOfMemory { device: "cuda".to_owned(), shortage, cause };
+        }
         match error {
             CudaError::Unsupported { what } => {
                 Self::Unsupported { what, device: "cuda".to_owned() }
@@ -169,13 +215,46 @@ mod tests {
             let lost = DeviceError::from(driver(code));
             assert!(matches!(lost, DeviceError::Driver { is_lost: true, .. }), "{code}");
         }
-        // Invalid value, out of memory, no permission, not supported.
-        for code in [1, 2, 800, 801] {
+        // Invalid value, no permission, not supported.
+        for code in [1, 800, 801] {
             let kept = DeviceError::from(driver(code));
             assert!(matches!(kept, DeviceError::Driver { is_lost: false, .. }), "{code}");
         }
         let again = DeviceError::from(CudaError::Poisoned { cause: "words".to_owned() });
         assert!(matches!(again, DeviceError::Driver { is_lost: true, .. }));
+    }
+
+    #[test]
+    fn a_shortage_is_told_by_number_and_call() {
+        let refused = |call, code| CudaError::Driver { call, code, text: "words".to_owned() };
+        let library = |library, code| CudaError::Library {
+            library,
+            call: "a call".to_owned(),
+            code: Some(code),
+            status: "words".to_owned(),
+        };
+        let busy = CudaError::Busy { needed_bytes: 9, free_bytes: 4, total_bytes: 10 };
+        for (error, memory) in [
+            (refused("cuMemAlloc_v2", 2), Memory::Device),
+            (refused("cuModuleLoadData", 2), Memory::Device),
+            (refused("cuMemHostAlloc", 2), Memory::Pinned),
+            (refused("cuMemHostRegister_v2", 2), Memory::Pinned),
+            (library("cuBLASLt", 3), Memory::Device),
+            (library("cuDNN", 4003), Memory::Host),
+            (library("cuDNN", 4004), Memory::Device),
+            (busy.clone(), Memory::Device),
+        ] {
+            assert_eq!(error.shortage().map(|found| found.memory), Some(memory), "{error}");
+            // It stays what it is on its way to whoever writes the record.
+            let told = DeviceError::from(error.clone());
+            assert_eq!(told.shortage(), error.shortage(), "{error}");
+            assert!(told.to_string().contains(&error.to_string()), "{told}");
+        }
+        let numbers = busy.shortage().map(|found| (found.needed_bytes, found.free_bytes));
+        assert_eq!(numbers, Some((Some(9), Some(4))));
+        // The number of one library means something else in another.
+        assert_eq!(library("cuDNN", 3).shortage(), None);
+        assert_eq!(refused("cuMemAlloc_v2", 1).shortage(), None);
     }
 
     #[test]

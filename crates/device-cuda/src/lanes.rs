@@ -225,10 +225,7 @@ impl<'r, 'h> Run<'r, 'h> {
                 Ok(()) => std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     drive(self as &dyn Queue)
                 })),
-                Err(cause) => {
-                    let what = format!("another thread ({cause})");
-                    Ok(Err(CudaError::Unsupported { what }.into()))
-                }
+                Err(cause) => Ok(Err(DeviceError::no_thread("cuda", &cause))),
             };
             if !matches!(driven, Ok(Ok(()))) {
                 self.stop();

@@ -43,4 +43,4 @@ pub use error::CudaError;
 pub use host_memory::HostOptions;
 pub use host_memory::probe::{Probing, probe_child};
 pub use machine::CudaMachine;
-pub use meter::MeterKind;
+pub use meter::{CardMeter, MeterKind};

@@ -1,18 +1,23 @@
 //! What the system says this process holds of the card's memory.
 //!
-//! The process's own figure comes from NVML, which is opened by its bare name and is absent without harm: five
+//! The process's own figure comes from NVML, which is opened by its bare name and is absent without harm: six
 //! functions, a table of their own. In a container the process has another number there than here; so the
 //! processes are listed before the context is made, and the one that has come afterwards is this one.
 //! Where NVML gives no figure (Windows' display driver, some virtual machines), the whole device's stands for it,
 //! which is never less.
+//!
+//! [`CardMeter`] is the same beside a run: it has no context, so that it also sees the card before one is made and
+//! after it is gone.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 use libloading::Library;
+use plimsoll_device::Reading;
 
 use crate::CudaError;
-use crate::driver::Context;
+use crate::driver::{self, Context, Ordinal};
 
 type Status = c_int;
 type Handle = *mut c_void;
@@ -34,11 +39,23 @@ struct ProcessInfo {
     compute_instance: c_uint,
 }
 
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MemoryInfo {
+    total_bytes: u64,
+    free_bytes: u64,
+    used_bytes: u64,
+}
+
+type ReadMemory = unsafe extern "C" fn(Handle, *mut MemoryInfo) -> Status;
+
 type ListProcesses = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> Status;
 
 /// NVML's table.
 struct Nvml {
     list: ListProcesses,
+    memory: ReadMemory,
     shutdown: unsafe extern "C" fn() -> Status,
     device: Handle,
     /// Keeps the functions valid.
@@ -72,6 +89,8 @@ impl Nvml {
         // SAFETY: as above; both versions fill the same struct.
         .find_map(|name| unsafe { library.get::<ListProcesses>(name) }.ok())
         .map(|symbol| *symbol)?;
+        // SAFETY: as above.
+        let memory = *unsafe { library.get::<ReadMemory>(b"nvmlDeviceGetMemoryInfo") }.ok()?;
         let bus_id = CString::new(bus_id).ok()?;
         let mut device = ptr::null_mut();
         // SAFETY: no preconditions.
@@ -84,7 +103,7 @@ impl Nvml {
             unsafe { shutdown() };
             return None;
         }
-        Some(Self { list, shutdown, device, _library: library })
+        Some(Self { list, memory, shutdown, device, _library: library })
     }
 
     fn processes(&self) -> Option<Vec<ProcessInfo>> {
@@ -104,6 +123,16 @@ impl Nvml {
                 _ => return None,
             }
         }
+    }
+}
+
+impl Nvml {
+    /// Bytes of the whole device that anybody holds.
+    fn device_bytes(&self) -> Option<u64> {
+        let mut found = MemoryInfo::default();
+        // SAFETY: the device is NVML's own; a live local of the struct that the call fills.
+        let status = unsafe { (self.memory)(self.device, &raw mut found) };
+        (status == SUCCESS).then_some(found.used_bytes)
     }
 }
 
@@ -176,6 +205,62 @@ impl Meter {
     }
 }
 
+/// Reads a card's memory by NVML alone, while programs run and where no card is open.
+pub struct CardMeter {
+    nvml: Option<Nvml>,
+    /// Numbers that were there before this process had a context.
+    others: Vec<u32>,
+    /// This process's number as NVML has it, once it was seen to come.
+    own: OnceLock<u32>,
+}
+
+impl std::fmt::Debug for CardMeter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CardMeter").field("own", &self.own).finish_non_exhaustive()
+    }
+}
+
+impl CardMeter {
+    /// Opens NVML for the card of an index. To be called before the card is opened: this process is known by its coming.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`] and its like, [`CudaError::NoSuchDevice`]. A machine with a card and without NVML gives a
+    /// meter that reads nothing.
+    pub fn open(index: u32) -> Result<Self, CudaError> {
+        driver::load()?;
+        let nvml = Nvml::open(&Ordinal::new(index)?.bus_id()?);
+        let listed = nvml.as_ref().and_then(Nvml::processes).unwrap_or_default();
+        let others = listed.iter().map(|process| process.pid).collect();
+        Ok(Self { nvml, others, own: OnceLock::new() })
+    }
+
+    /// This process's figure in a list: none where it cannot be told, 0 where it is not listed.
+    fn process_bytes(&self, listed: &[ProcessInfo]) -> Option<u64> {
+        let pids: Vec<u32> = listed.iter().map(|process| process.pid).collect();
+        let own = self.own.get().copied().or_else(|| {
+            let found = own_pid(&self.others, &pids, std::process::id())?;
+            Some(*self.own.get_or_init(|| found))
+        });
+        let found = listed.iter().find(|process| Some(process.pid) == own);
+        match (own, found) {
+            (_, Some(process)) => Some(process.used_bytes).filter(|bytes| *bytes != UNKNOWN),
+            (Some(_), None) => Some(0),
+            // Nobody has come: this process has no context. Several have: which is this one?
+            (None, None) => pids.iter().all(|pid| self.others.contains(pid)).then_some(0),
+        }
+    }
+}
+
+impl plimsoll_device::Meter for CardMeter {
+    fn read(&self) -> Reading {
+        let Some(nvml) = &self.nvml else { return Reading::default() };
+        Reading {
+            process_bytes: nvml.processes().and_then(|listed| self.process_bytes(&listed)),
+            device_bytes: nvml.device_bytes(),
+        }
+    }
+}
+
 /// Which of the listed numbers is this process's: its own number, if it has come or was there already with a
 /// context of an earlier card, else the one that came.
 fn own_pid(before: &[u32], now: &[u32], own: u32) -> Option<u32> {
@@ -217,7 +302,29 @@ mod tests {
     }
 
     #[test]
-    fn the_process_struct_is_nvmls() {
+    fn a_card_meter_knows_this_process_before_between_and_after_its_contexts() {
+        let process = |pid, used_bytes| ProcessInfo { pid, used_bytes, ..ProcessInfo::default() };
+        let meter = |others: &[u32]| CardMeter {
+            nvml: None,
+            others: others.to_vec(),
+            own: OnceLock::new(),
+        };
+        let here = meter(&[100]);
+        assert_eq!(here.process_bytes(&[process(100, 7)]), Some(0), "before");
+        assert_eq!(here.process_bytes(&[process(100, 7), process(4321, 512)]), Some(512));
+        assert_eq!(here.process_bytes(&[process(100, 7)]), Some(0), "after");
+        // Another that comes later is not taken for this one.
+        assert_eq!(here.process_bytes(&[process(100, 7), process(555, 9)]), Some(0));
+        let two = meter(&[]);
+        assert_eq!(two.process_bytes(&[process(1, 7), process(2, 7)]), None, "which is it?");
+        let hidden = meter(&[]);
+        assert_eq!(hidden.process_bytes(&[process(9, UNKNOWN)]), None, "listed, without a figure");
+        assert_eq!(plimsoll_device::Meter::read(&meter(&[])), Reading::default());
+    }
+
+    #[test]
+    fn the_structs_are_nvmls() {
         assert_eq!(std::mem::size_of::<ProcessInfo>(), 24);
+        assert_eq!(std::mem::size_of::<MemoryInfo>(), 24);
     }
 }

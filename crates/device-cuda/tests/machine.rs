@@ -72,6 +72,7 @@ fn a_step_of_flux_with_products_of_eight_bits() {
         text_tokens: 512,
         dtype: DType::BF16,
         hoist: true,
+        vae_tile: None,
     };
     let narrow = |component: &str, entry: &str| {
         let is_narrow = plimsoll_models::flux::is_block_matrix(component, entry);

@@ -7,6 +7,8 @@ use plimsoll_graph::{DType, Op};
 use plimsoll_host::{DiskFiles, HostError};
 use plimsoll_plan::Region;
 
+use crate::shortage::Shortage;
+
 /// A matrix in the arena: an op's operand with its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mat {
@@ -376,6 +378,16 @@ pub enum DeviceError {
         device: String,
         /// Bytes asked for.
         bytes: u64,
+    },
+    /// Memory ran short, the arena's or other that the device needs beside it.
+    #[error("the {device} device is short of {}: {cause}", shortage.memory)]
+    OutOfMemory {
+        /// Name of the device.
+        device: String,
+        /// Which memory, with its numbers.
+        shortage: Shortage,
+        /// The words of whoever refused it.
+        cause: String,
     },
     /// A program names memory outside of the arena, or operands that the device cannot take; our bug.
     #[error("{what}: outside of the arena of {arena_bytes} bytes")]

@@ -46,7 +46,7 @@ pub use lookup::gather_rows;
 pub use machine::{CpuMachine, bound_workspace_bytes};
 pub use rates::Rates;
 
-use crate::{Control, Device, DeviceError, Program, Queue, RunStats};
+use crate::{Control, Device, DeviceError, Meter, Program, Queue, Reading, RunStats};
 use arena::Arena;
 
 /// Matrices lie in the arena as the host's files have them.
@@ -72,9 +72,9 @@ impl CpuDevice {
             .num_threads(workers.max(1))
             .thread_name(|index| format!("plimsoll-{index}"))
             .build()
-            .map_err(|error| DeviceError::Unsupported {
-                what: format!("a pool of {workers} worker threads ({error})"),
-                device: "cpu".to_owned(),
+            .map_err(|error| {
+                let cause = std::error::Error::source(&error);
+                DeviceError::no_thread("cpu", cause.unwrap_or(&error))
             })?;
         wake(&pool);
         Ok(Self { arena, pool })
@@ -94,6 +94,18 @@ impl CpuDevice {
     /// Worker threads.
     pub fn workers(&self) -> usize {
         self.pool.current_num_threads()
+    }
+}
+
+/// Reads what the arenas of this process hold: the CPU device's "VRAM".
+///
+/// A count that arenas keep as they are taken and given back, apart from every plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ArenaMeter;
+
+impl Meter for ArenaMeter {
+    fn read(&self) -> Reading {
+        Reading { process_bytes: Some(arena::held_bytes()), device_bytes: None }
     }
 }
 

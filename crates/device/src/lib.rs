@@ -13,6 +13,8 @@
 
 mod contract;
 pub mod cpu;
+mod meter;
+mod shortage;
 pub mod sim;
 
 pub use plimsoll_plan::Region;
@@ -22,3 +24,5 @@ pub use contract::{
     Lane, Mat, OutputBuffer, Program, Queue, RunStats, Segment, Span, SpanKind, WideDType,
     is_plain,
 };
+pub use meter::{Meter, Reading};
+pub use shortage::{Memory, Shortage};

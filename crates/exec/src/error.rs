@@ -1,6 +1,6 @@
 //! Errors of carrying out a plan.
 
-use plimsoll_device::DeviceError;
+use plimsoll_device::{DeviceError, Shortage};
 
 /// Why a run did not end with its outputs.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,14 @@ pub enum ExecError {
 }
 
 impl ExecError {
+    /// Which memory ran short, if that is what happened.
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Device(error) => error.shortage(),
+            _ => None,
+        }
+    }
+
     /// Whether the run ended because it was asked to.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Device(DeviceError::Cancelled))

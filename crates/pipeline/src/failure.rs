@@ -1,6 +1,6 @@
 //! The one error of assembling, placing and generating, and whose fault it is.
 
-use plimsoll_device::DeviceError;
+use plimsoll_device::{DeviceError, Shortage};
 use plimsoll_exec::ExecError;
 use plimsoll_host::HostError;
 use plimsoll_models::ModelError;
@@ -119,6 +119,16 @@ pub enum Kind {
 }
 
 impl PipelineError {
+    /// Which memory ran short on the way, if that is what happened. A plan that does not fit is none: there nothing
+    /// was taken.
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Device(error) => error.shortage(),
+            Self::Exec(error) => error.shortage(),
+            _ => None,
+        }
+    }
+
     /// What kind of failure it is.
     pub fn kind(&self) -> Kind {
         let of = |fault| match fault {

@@ -4,7 +4,7 @@ use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
 use plimsoll_device::{Control, Device, DeviceError, HostDType};
 use plimsoll_device_cuda::{Card, CudaDevice};
-use plimsoll_exec::{HostRun, Progress, Report, WeightBytes, WeightSource};
+use plimsoll_exec::{Executed, HostRun, Progress, Report, WeightBytes, WeightSource};
 use plimsoll_graph::{DType, Graph};
 use plimsoll_host::DiskFiles;
 use plimsoll_models::FluxRun;
@@ -135,6 +135,8 @@ pub struct Generated {
     pub held_bytes: Option<u64>,
     /// What components hand on to each other, where the request asked for it.
     pub tensors: Vec<SavedTensor>,
+    /// In which numbers each component was computed, by the ops that ran; of a traced run only.
+    pub executed: Vec<Executed>,
     /// What a person should know, such as a prompt that was cut.
     pub notices: Vec<String>,
 }
@@ -373,6 +375,10 @@ impl Placed {
         // A file that lost less than a page reads as zeros there, without a signal.
         self.assembled.host.recheck()?;
 
+        let executed = match trace {
+            true => plimsoll_exec::executed(graph, &program, &report.stats.spans),
+            false => Vec::new(),
+        };
         let mut generated = Generated {
             pictures: Vec::new(),
             latent_sha256: Vec::new(),
@@ -380,6 +386,7 @@ impl Placed {
             report,
             held_bytes: self.device.held_bytes(),
             tensors: Vec::new(),
+            executed,
             notices: inputs.notices,
         };
         if let Some(share) = disk.filter(|_| !self.is_disk_told) {

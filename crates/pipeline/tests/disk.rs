@@ -10,7 +10,9 @@ use plimsoll_device::Control;
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_graph::DType;
 use plimsoll_models::FluxRun;
-use plimsoll_pipeline::{Assembled, HostLimits, HostTier, Kind, PlaceRequest, Placed, Target};
+use plimsoll_pipeline::{
+    Assembled, HostLimits, HostTier, Kind, PlaceRequest, Placed, Target, Tiling,
+};
 use plimsoll_plan::{Line, Offload};
 use support::{demo, demo_run, prompt, repository};
 
@@ -22,7 +24,14 @@ fn machine() -> CpuMachine {
 
 fn request(line: Line) -> PlaceRequest {
     let run = FluxRun { width: 64, height: 48, ..demo_run(4, 1, DType::BF16) };
-    PlaceRequest { run, line, offload: Offload::Auto, prefetch: true }
+    PlaceRequest {
+        run,
+        line,
+        offload: Offload::Auto,
+        prefetch: true,
+        saves: false,
+        tiling: Tiling::Off,
+    }
 }
 
 fn placed(mut assembled: Assembled, limits: HostLimits, request: PlaceRequest) -> Placed {

@@ -13,7 +13,7 @@ pub const APPLICATION_ID: i64 = 0x504c_494d;
 #[allow(clippy::cast_possible_wrap)] // A handful.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-const MIGRATIONS: &[&str] = &[RECORDS, JUDGEMENTS];
+const MIGRATIONS: &[&str] = &[RECORDS, JUDGEMENTS, PLACEMENT];
 
 /// Version 1: what is known of a run when it ends.
 const RECORDS: &str = "
@@ -136,6 +136,10 @@ CREATE TABLE comparison (
 ) STRICT;
 CREATE INDEX comparison_by_run ON comparison (run_id);
 ";
+
+/// Version 3: no table, but a word for findings that builds of version 2 do not know: they are to say so, and not that
+/// the store is damaged.
+const PLACEMENT: &str = "";
 
 /// Brings a database to [`VERSION`]; whole or not at all. The caller has checked that it is not newer.
 pub(crate) fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {

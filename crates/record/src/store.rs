@@ -6,11 +6,12 @@
 //! never replaced: its records may still be had by other means.
 
 mod insert;
+mod told;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, ToSql, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, ToSql, TransactionBehavior};
 
 use crate::error::RecordError;
 use crate::record::{
@@ -18,6 +19,8 @@ use crate::record::{
 };
 use crate::schema;
 use crate::words::Status;
+
+use told::{is_busy, told};
 
 /// How long a writer waits for another.
 ///
@@ -125,6 +128,14 @@ impl Store {
             action: "open",
             cause: "its path is not UTF-8".to_owned(),
         })?;
+        // A pipe would be waited for without end, and a device takes what is written and gives nothing back.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(RecordError::Storage {
+                path: path.to_owned(),
+                action: "open",
+                cause: "it is no regular file".to_owned(),
+            });
+        }
         let open = |error| told(path, "open", error);
         let connection = Connection::open_with_flags(name, flags).map_err(open)?;
         connection.busy_timeout(BUSY).map_err(open)?;
@@ -460,34 +471,4 @@ fn private_folder(folder: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)
-}
-
-fn is_busy(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
-}
-
-/// SQLite's error as ours: damage, or a place that does not take it.
-fn told(path: &Path, action: &'static str, error: rusqlite::Error) -> RecordError {
-    let path = path.to_owned();
-    let cause = error.to_string().replace('\n', " ");
-    match &error {
-        // A value that is not what the schema says it is.
-        rusqlite::Error::FromSqlConversionFailure(..)
-        | rusqlite::Error::InvalidColumnType(..)
-        | rusqlite::Error::IntegralValueOutOfRange(..)
-        | rusqlite::Error::InvalidColumnName(_)
-        | rusqlite::Error::Utf8Error(..)
-        | rusqlite::Error::QueryReturnedNoRows => RecordError::Corrupt { path, cause },
-        _ => match error.sqlite_error_code() {
-            Some(
-                ErrorCode::DatabaseCorrupt
-                | ErrorCode::NotADatabase
-                | ErrorCode::SchemaChanged
-                | ErrorCode::TypeMismatch
-                // `no such table` and `no such column`: a schema that is not the one it claims to be.
-                | ErrorCode::Unknown,
-            ) => RecordError::Corrupt { path, cause },
-            _ => RecordError::Storage { path, action, cause },
-        },
-    }
 }

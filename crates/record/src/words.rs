@@ -91,6 +91,8 @@ words! {
         NearConstant = "near_constant",
         /// A repeat of the same conditions gave other bits.
         BitsDiffer = "bits_differ",
+        /// Doctor saw that the run's placement was not in effect.
+        PlacementNotInEffect = "placement_not_in_effect",
         /// Sequential offload of a pipeline that is wholly on the card.
         MovedToCuda = "moved_to_cuda",
         /// Two offload modes at once.

@@ -305,6 +305,28 @@ fn places_that_take_no_store_are_refused_in_one_line() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "not a folder");
 }
 
+/// A pipe has no writer that would ever come: it is refused and not waited for.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let link = folder.path().join("link.db");
+    std::os::unix::fs::symlink(&pipe, &link).unwrap();
+    for path in [&pipe, &link, &"/dev/null".into()] {
+        for error in [Store::open(path).unwrap_err(), Store::open_to_read(path).unwrap_err()] {
+            assert!(error.to_string().contains("no regular file"), "{error}");
+        }
+    }
+    // A link to a store is the store.
+    let real = folder.path().join("real.db");
+    let other = folder.path().join("other.db");
+    std::os::unix::fs::symlink(&real, &other).unwrap();
+    drop(Store::open(&real).unwrap());
+    assert_eq!(Store::open_to_read(&other).unwrap().count(Filter::default()).unwrap(), 0);
+}
+
 /// Everything that reading and writing do to a store of any content; errors are fine, crashes are not.
 fn exercise(path: &Path) -> Result<(), RecordError> {
     let mut store = Store::open(path)?;

@@ -47,6 +47,8 @@ pub(crate) fn of(
     command.option("--prefetch", Some(name(run.prefetch)));
     command.option("--hoist", Some(name(run.hoist)));
     command.option("--vae-tile", Some(run.vae_tile).filter(|tiling| *tiling != Tiling::Off));
+    command.option("--host-tier", Some(name(run.host_tier)));
+    command.option("--ram", run.ram.map(|size| size.0));
     command.option("--threads", run.threads);
     if run.calibrate {
         command.0.push("--calibrate".to_owned());
@@ -93,6 +95,13 @@ pub(crate) fn typed(command: &[String]) -> String {
         if is_plain { word.clone() } else { format!("'{}'", word.replace('\'', "'\\''")) }
     });
     format!("plimsoll {}", quoted.collect::<Vec<_>>().join(" "))
+}
+
+/// The value of an option, where it is given.
+pub(crate) fn get<'w>(command: &'w [String], option: &str) -> Option<&'w str> {
+    let end = command.iter().position(|word| word == "--").unwrap_or(command.len());
+    let at = command[..end].iter().position(|word| word == option)?;
+    command[..end].get(at + 1).map(String::as_str)
 }
 
 /// Replaces the value of an option, or adds it.

@@ -12,7 +12,7 @@ use plimsoll_record::{
     utc,
 };
 
-use crate::args::{DeviceName, GenerateArgs, OffloadName};
+use crate::args::{DeviceName, GenerateArgs, HostTierName, OffloadName};
 use crate::failure::Failure;
 use crate::runs::{command, machine, reason, revision};
 use crate::{demo, request};
@@ -41,7 +41,7 @@ impl Draft {
             model_id: Some(typed.model.clone()),
             weight_format: Some(weight_format(args).to_owned()),
             dtype: Some(typed.dtype.run().name().to_owned()),
-            quantization: Some("none".to_owned()),
+            quantization: Some(quantization(typed.dtype.is_narrow(flux::TRANSFORMER)).to_owned()),
             runtime: Some(concat!("plimsoll ", env!("CARGO_PKG_VERSION")).to_owned()),
             offload_mode: Some(command::name(typed.offload)),
             offload_api: Some(offload_api(args)),
@@ -108,9 +108,10 @@ impl Draft {
         } else {
             revision::of(args.run.model.as_ref(), args.run.transformer.as_deref())
         };
-        if assembled.is_narrow(flux::TRANSFORMER) == Some(true) {
-            conditions.quantization = Some("fp8 e4m3 (transformer)".to_owned());
-        }
+        // A packed folder is quantized whatever was typed.
+        let is_narrow = assembled.is_narrow(flux::TRANSFORMER) == Some(true)
+            || args.run.dtype.is_narrow(flux::TRANSFORMER);
+        conditions.quantization = Some(quantization(is_narrow).to_owned());
         conditions.input_size = Some(format!("{}x{}", run.width, run.height));
         conditions.width = Some(run.width);
         conditions.height = Some(run.height);
@@ -229,6 +230,11 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
+/// What weights were converted to: an axis of its own, beside the dtype that is computed in.
+fn quantization(is_narrow: bool) -> &'static str {
+    if is_narrow { "fp8 e4m3 (transformer)" } else { "none" }
+}
+
 fn weight_format(args: &GenerateArgs) -> &'static str {
     if args.run.transformer.is_some() {
         "safetensors, diffusers folder with a single-file transformer"
@@ -246,5 +252,12 @@ fn offload_api(args: &GenerateArgs) -> String {
     if run.offload == OffloadName::Group {
         text += &format!(" --blocks-per-group {}", run.blocks_per_group);
     }
-    text + &format!(" --prefetch {}", command::name(run.prefetch))
+    text += &format!(" --prefetch {}", command::name(run.prefetch));
+    if run.host_tier != HostTierName::Auto {
+        text += &format!(" --host-tier {}", command::name(run.host_tier));
+    }
+    if let Some(size) = run.ram {
+        text += &format!(" --ram {}", size.0);
+    }
+    text
 }

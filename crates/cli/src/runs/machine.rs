@@ -14,6 +14,11 @@ pub(crate) fn peak_ram() -> Option<u64> {
     status_bytes("/proc/self/status", "VmHWM:")
 }
 
+/// RAM that this process holds now and that is no file's, in bytes, where the system tells.
+pub(crate) fn own_ram() -> Option<u64> {
+    status_bytes("/proc/self/status", "RssAnon:")
+}
+
 /// RAM that programs could still take, in bytes, where the system tells.
 pub(crate) fn available_ram() -> Option<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:")

@@ -1,8 +1,6 @@
 //! Why a run did not end well, as a record keeps it: whose fault, which resource, the numbers.
 
-use plimsoll_device::DeviceError;
-use plimsoll_device_cuda::CudaError;
-use plimsoll_exec::ExecError;
+use plimsoll_device::{Memory, Shortage};
 use plimsoll_pipeline::PipelineError;
 use plimsoll_pipeline::error::ImageError;
 use plimsoll_plan::PlanError;
@@ -48,12 +46,11 @@ pub(crate) fn of(failure: &Failure, stage: Stage) -> Reason {
         stage: Some(stage),
         ..Reason::default()
     };
+    if let Some(shortage) = shortage(failure) {
+        return short(shortage, reason);
+    }
     match failure {
         Failure::Pipeline(PipelineError::Plan(error)) => infeasible(error, reason),
-        Failure::Pipeline(
-            PipelineError::Device(error) | PipelineError::Exec(ExecError::Device(error)),
-        ) => device(error, reason),
-        Failure::Cuda(error) => card(error, reason),
         Failure::Pipeline(PipelineError::Image(ImageError::Write { source, .. })) => {
             disk(source, reason)
         }
@@ -86,37 +83,32 @@ fn infeasible(error: &PlanError, reason: Reason) -> Reason {
     }
 }
 
-fn device(error: &DeviceError, reason: Reason) -> Reason {
-    match error {
-        // The CPU's device memory is RAM.
-        DeviceError::Arena { device, bytes } => Reason {
-            resource: Some(if device == "cuda" { Resource::Vram } else { Resource::Ram }),
-            stage: Some(Stage::Load),
-            needed_bytes: Some(*bytes),
-            // Where more than that is free, a limit of the process stood in the way, which nobody states.
-            available_bytes: machine::available_ram()
-                .filter(|free| device != "cuda" && free < bytes),
-            ..reason
-        },
-        DeviceError::Driver { cause, .. } if is_out_of_memory(cause) => {
-            Reason { resource: Some(Resource::Vram), ..reason }
-        }
-        _ => reason,
+/// Which memory ran short, by its kind and never by anybody's words.
+fn shortage(failure: &Failure) -> Option<Shortage> {
+    match failure {
+        Failure::Pipeline(error) => error.shortage(),
+        Failure::Cuda(error) => error.shortage(),
+        _ => None,
     }
 }
 
-fn card(error: &CudaError, reason: Reason) -> Reason {
-    match error {
-        CudaError::Busy { needed_bytes, free_bytes, .. } => Reason {
-            resource: Some(Resource::Vram),
-            needed_bytes: Some(*needed_bytes),
-            available_bytes: Some(*free_bytes),
-            ..reason
-        },
-        other if is_out_of_memory(&other.to_string()) => {
-            Reason { resource: Some(Resource::Vram), ..reason }
-        }
-        _ => reason,
+fn short(shortage: Shortage, reason: Reason) -> Reason {
+    let resource = match shortage.memory {
+        Memory::Device => Resource::Vram,
+        Memory::Host => Resource::Ram,
+        Memory::Pinned => Resource::Pinned,
+    };
+    let free = match shortage.memory {
+        // Where more than was asked for is free, a limit of the process stood in the way, which nobody states.
+        Memory::Host => machine::available_ram()
+            .filter(|free| shortage.needed_bytes.is_some_and(|needed| *free < needed)),
+        Memory::Device | Memory::Pinned => None,
+    };
+    Reason {
+        resource: Some(resource),
+        needed_bytes: shortage.needed_bytes,
+        available_bytes: shortage.free_bytes.or(free),
+        ..reason
     }
 }
 
@@ -129,8 +121,34 @@ fn disk(error: &std::io::Error, reason: Reason) -> Reason {
     Reason { resource: is_full.then_some(Resource::Disk), stage: Some(Stage::Write), ..reason }
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` and what libraries make of it.
-fn is_out_of_memory(text: &str) -> bool {
-    let text = text.to_ascii_lowercase();
-    text.contains("out_of_memory") || text.contains("out of memory")
+#[cfg(test)]
+mod tests {
+    use plimsoll_device::DeviceError;
+    use plimsoll_device_cuda::CudaError;
+    use plimsoll_exec::ExecError;
+
+    use super::*;
+
+    /// From the driver's number through device, executor and pipeline to the record, without a word being read.
+    #[test]
+    fn what_ran_short_arrives_in_the_record_as_what_it_is() {
+        let refused = |call, text: &str| {
+            let error = CudaError::Driver { call, code: 2, text: text.to_owned() };
+            Failure::Pipeline(ExecError::from(DeviceError::from(error)).into())
+        };
+        let kept = of(&refused("cuMemAlloc_v2", "kein Speicher"), Stage::Denoise);
+        assert_eq!((kept.resource, kept.stage), (Some(Resource::Vram), Some(Stage::Denoise)));
+        let kept = of(&refused("cuMemHostAlloc", "no words"), Stage::Load);
+        assert_eq!(kept.resource, Some(Resource::Pinned));
+        let busy = CudaError::Busy { needed_bytes: 9, free_bytes: 4, total_bytes: 10 };
+        let kept = of(&Failure::Cuda(busy), Stage::Load);
+        assert_eq!(kept.resource, Some(Resource::Vram));
+        assert_eq!((kept.needed_bytes, kept.available_bytes), (Some(9), Some(4)));
+        let arena = DeviceError::Arena { device: "cpu".to_owned(), bytes: u64::MAX };
+        let kept = of(&Failure::Pipeline(arena.into()), Stage::Load);
+        assert_eq!((kept.resource, kept.needed_bytes), (Some(Resource::Ram), Some(u64::MAX)));
+        // What merely speaks of memory is none.
+        let words = CudaError::DriverUnusable { cause: "out of memory".to_owned() };
+        assert_eq!(of(&Failure::Cuda(words), Stage::Load).resource, None);
+    }
 }

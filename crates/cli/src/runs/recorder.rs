@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_pipeline::write_whole;
-use plimsoll_record::{Record, RecordError, Store};
+use plimsoll_record::{Finding, Record, RecordError, Store};
 
 use crate::failure::Failure;
 use crate::out;
@@ -67,6 +67,19 @@ impl Recorder {
     /// Whether this run only repeats another, so that its picture is there already.
     pub(crate) fn is_repeat(&self) -> bool {
         self.repeat_of.is_some()
+    }
+
+    /// Runs that are recorded from now on repeat this one.
+    pub(crate) fn repeats(&mut self, run_id: &str) {
+        self.repeat_of = Some(run_id.to_owned());
+    }
+
+    /// Adds what a check found to a run that was recorded.
+    pub(crate) fn find(&mut self, run_id: &str, finding: &Finding) -> Result<(), Failure> {
+        match &mut self.store {
+            Some(store) => Ok(store.add_finding(run_id, finding)?),
+            None => Ok(()),
+        }
     }
 
     /// Writes the record and gives its id; where nothing is recorded, nothing.

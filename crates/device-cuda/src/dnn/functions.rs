@@ -93,6 +93,7 @@ impl DnnFunctions {
         Err(CudaError::Library {
             library: "cuDNN",
             call: call(),
+            code: Some(status),
             status: format!("{name}: {words}"),
         })
     }

@@ -224,6 +224,7 @@ fn one_folder(files: &[PathBuf]) -> Result<(), CudaError> {
     Err(CudaError::Library {
         library: "cuDNN",
         call: "opening its parts".to_owned(),
+        code: None,
         status: format!("parts come from both {} and {}", first.display(), second.display()),
     })
 }

@@ -134,6 +134,7 @@ pub(crate) fn check(call: &'static str, status: i32) -> Result<(), CudaError> {
     Err(CudaError::Library {
         library: LIBRARY,
         call: call.to_owned(),
+        code: Some(status),
         status: format!("{name} ({status})"),
     })
 }

@@ -19,6 +19,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_graph::DType;
 
@@ -34,6 +35,14 @@ const LARGE: usize = 2 * LARGE_PAGE;
 
 /// Granularity of [`Arena::high_water_bytes`].
 const GRAIN: u64 = 256;
+
+/// Bytes of all arenas that the process holds.
+static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of all arenas that the process holds now.
+pub(crate) fn held_bytes() -> u64 {
+    HELD_BYTES.load(Ordering::SeqCst)
+}
 
 /// Memory of exactly the size asked for, filled with a pattern.
 pub(crate) struct Arena {
@@ -55,6 +64,7 @@ impl Arena {
                 .map_err(|_| refused())?;
         // SAFETY: the layout's size is at least 1.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
+        HELD_BYTES.fetch_add(bytes, Ordering::SeqCst);
         advise_large_pages(base, size);
         let mut arena = Self { base, bytes: size, layout };
         arena.reset_pattern();
@@ -114,6 +124,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: `base` came from `alloc` with this layout, and no handle outlives the arena.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        HELD_BYTES.fetch_sub(self.bytes as u64, Ordering::SeqCst);
     }
 }
 

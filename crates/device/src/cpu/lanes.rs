@@ -137,8 +137,7 @@ impl<'r> Run<'r> {
                 // Nor must a lane that started wait for one that could not.
                 Err(cause) => {
                     self.disk.iter().for_each(ReadAhead::close);
-                    let what = format!("another thread ({cause})");
-                    Ok(Err(DeviceError::Unsupported { what, device: "cpu".to_owned() }))
+                    Ok(Err(DeviceError::no_thread("cpu", &cause)))
                 }
             };
             if !matches!(driven, Ok(Ok(()))) {

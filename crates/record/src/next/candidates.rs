@@ -12,9 +12,8 @@ const THRIFT: &[&str] = &["none", "model", "group", "sequential"];
 pub(super) fn offload(signal: Signal, conditions: &Conditions) -> Vec<Change> {
     let mode = conditions.offload_mode.as_deref().unwrap_or("none").to_ascii_lowercase();
     let change = |set: &[(&'static str, &str)]| Change::new(Axis::Offload, set);
-    let is_ours = conditions.runtime.as_deref().is_some_and(|name| name.starts_with("plimsoll"));
     let api = conditions.offload_api.as_deref().unwrap_or_default();
-    if !is_ours {
+    if !is_ours(conditions) {
         let at = THRIFT.iter().position(|name| mode.starts_with(name)).unwrap_or(0);
         let next = if signal == Signal::TooSlow {
             THRIFT[..at].iter().next_back()
@@ -51,15 +50,22 @@ pub(super) fn offload(signal: Signal, conditions: &Conditions) -> Vec<Change> {
     found
 }
 
-/// From many bits a weight to few.
+/// From many bits a weight to few: what this program runs, or what the field does.
 pub(super) fn quantization(conditions: &Conditions) -> Vec<Change> {
-    const STEPS: &[&str] = &["none", "int8", "nf4"];
+    const OURS: &[&str] = &["none", "fp8"];
+    const OTHERS: &[&str] = &["none", "int8", "nf4"];
+    let steps = if is_ours(conditions) { OURS } else { OTHERS };
     let now = conditions.quantization.as_deref().unwrap_or("none").to_ascii_lowercase();
-    let at = STEPS.iter().position(|name| *name == now).unwrap_or(STEPS.len());
-    let next = STEPS.get(at + 1);
+    // A record may say more than the name: `fp8 e4m3 (transformer)`.
+    let at = steps.iter().position(|name| now.starts_with(name)).unwrap_or(steps.len());
+    let next = steps.get(at + 1);
     next.map(|name| Change::new(Axis::Quantization, &[("quantization", name)]))
         .into_iter()
         .collect()
+}
+
+fn is_ours(conditions: &Conditions) -> bool {
+    conditions.runtime.as_deref().is_some_and(|name| name.starts_with("plimsoll"))
 }
 
 /// Sides of a picture are multiples of this for every model that is known.

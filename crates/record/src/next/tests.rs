@@ -204,6 +204,47 @@ fn an_axis_that_cannot_be_run_is_named_and_not_proposed() {
     assert!(trial.advice.iter().any(|line| line.contains("50 bytes")), "{trial:?}");
 }
 
+/// As [`Fake`], where weights can be run in 8 bits.
+struct Able<F>(F);
+
+impl<F: Fn(Option<&Change>) -> Option<Expected>> Planner for Able<F> {
+    fn expect(&mut self, change: Option<&Change>) -> Option<Expected> {
+        (self.0)(change)
+    }
+
+    fn lacks(&self, _: Axis, _: Signal) -> Option<String> {
+        None
+    }
+}
+
+#[test]
+fn eight_bits_are_the_one_step_of_quantization_and_change_no_dtype() {
+    let mut record = short(Resource::Vram, Stage::Denoise, 10);
+    let criteria = Criteria::default();
+    let mut planner = Able(|change: Option<&Change>| {
+        let is_narrow = change.is_some_and(|change| change.axis == Axis::Quantization);
+        fits(is_narrow || change.is_some_and(|change| change.axis == Axis::InputSize), 1.0)
+    });
+    let mut try_it = |record: &Record| {
+        let gates = gates::judge(record, &[], &criteria);
+        let situation = Situation { record, gates: &gates, criteria: &criteria, tried: &[] };
+        next(&situation, &mut planner).unwrap()
+    };
+    let trial = try_it(&record);
+    is_sound(&record, &trial, Signal::OutOfMemoryAtDenoise, Axis::Quantization);
+    assert_eq!(trial.change.unwrap().set, [("quantization", "fp8".to_owned())]);
+    // As a record says it afterwards: there are no fewer bits.
+    record.conditions.quantization = Some("fp8 e4m3 (transformer)".into());
+    let trial = try_it(&record);
+    is_sound(&record, &trial, Signal::OutOfMemoryAtDenoise, Axis::InputSize);
+    assert!(
+        trial
+            .left_out
+            .iter()
+            .any(|(axis, why)| { *axis == Axis::Quantization && why.contains("no step left") })
+    );
+}
+
 #[test]
 fn where_no_one_change_is_enough_the_one_that_leaves_the_least_is_taken() {
     let record = short(Resource::Vram, Stage::Denoise, 10);
