@@ -8,13 +8,12 @@ use plimsoll_graph::{
     Activation, Builder, ComponentId, DType, Dependence, Norm, PhaseKind, Residual, Value, WeightId,
 };
 
-use super::{TRANSFORMER, WanModel};
+use super::{TEXT_DIM, WanModel};
 use crate::layers::{Linear, affine, linear, stacked, vector};
 use crate::video::pieces;
 
 const LATENT_COLS: u64 = 64;
 const TIMESTEP_COLS: u64 = 256;
-const TEXT_DIM: u64 = 4096;
 const HEAD_DIM: u64 = 128;
 const EPS: f32 = 1e-6;
 
@@ -37,9 +36,9 @@ struct State {
 const BRANCHES: [&str; 2] = ["", ".uncond"];
 
 impl Transformer<'_> {
-    pub(super) fn trace(&self, b: &mut Builder<'_>, texts: [Value; 2]) -> Value {
+    pub(super) fn trace(&self, b: &mut Builder<'_>, component: &str, texts: [Value; 2]) -> Value {
         let d = self.config.dim;
-        let id = b.component(TRANSFORMER);
+        let id = b.component(component);
         b.phase(PhaseKind::Denoise, "denoise");
         b.block(id, "embed");
         let latent = b.input("noise", self.tokens, LATENT_COLS, DType::F32, Dependence::Latent);
