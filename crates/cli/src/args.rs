@@ -44,8 +44,8 @@ pub(crate) enum Verb {
 /// What is drawn, and under which line.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev, flux.1-schnell, sdxl, wan2.1-t2v-1.3b,
-    /// wan2.1-t2v-14b and hunyuanvideo, without files
+    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev, flux.1-schnell, flux.2-dev, z-image-turbo, sdxl,
+    /// wan2.1-t2v-1.3b, wan2.1-t2v-14b, wan2.2-t2v-a14b and hunyuanvideo, without files
     #[arg(long, value_name = "demo|PATH", default_value = "demo")]
     pub(crate) model: String,
     /// Transformer from a single file (BFL or diffusers names) in place of the folder's own

@@ -324,7 +324,15 @@ impl<'a> Builder<'a> {
     ) {
         match self.adapter_of(weight, x.rows) {
             Some(adapter) => {
-                self.adapted(name, x, [weight, adapter[0], adapter[1]], bias, activation, residual, out);
+                self.adapted(
+                    name,
+                    x,
+                    [weight, adapter[0], adapter[1]],
+                    bias,
+                    activation,
+                    residual,
+                    out,
+                );
             }
             None => self.plain_linear(name, x, weight, bias, activation, residual, out),
         }

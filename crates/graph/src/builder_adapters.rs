@@ -4,11 +4,11 @@
 //! however it is coded, and it costs its own bytes and nothing else. Each part of a stacked weight (Q, K, V) has an `A`
 //! of its own. The halves belong to the weight's block, so they move with it.
 
+use crate::DType;
 use crate::builder::{Builder, Value, index};
 use crate::graph::{Coding, Part, Weight, WeightId};
 use crate::op::{Activation, OpKind, Residual};
 use crate::planned::PlannedOp;
-use crate::DType;
 
 impl Builder<'_> {
     /// Both halves of the adapter of a weight of the present block, where it has one.

@@ -251,9 +251,7 @@ impl PlannedOp {
             Self::Rope { x, .. } | Self::HeadNorm { x, .. } => 6 * x.rows * x.cols,
             Self::GeluErf { out, .. } | Self::SwiGlu { out, .. } => 8 * out.rows * out.cols,
             Self::GroupedAttention { q, k, .. } => 4 * q.rows * k.rows * q.cols / 2,
-            Self::LowRank { up, out, .. } => {
-                out.rows * out.cols * (2 * graph.weight(*up).cols + 2)
-            }
+            Self::LowRank { up, out, .. } => out.rows * out.cols * (2 * graph.weight(*up).cols + 2),
             Self::Conv { out, weight, .. } => {
                 let weight = graph.weight(*weight);
                 2 * out.rows * weight.rows * weight.cols

@@ -45,11 +45,11 @@ pub struct Flux2Model {
 }
 
 struct State {
-    x: Value,                // [N, D], text first
-    text: [Value; 2],        // [1, 3D] each, of both halves of a double block
-    image: [Value; 2],       // likewise
-    single: Value,           // [1, 3D]
-    rope: Value,             // [N, 128]
+    x: Value,          // [N, D], text first
+    text: [Value; 2],  // [1, 3D] each, of both halves of a double block
+    image: [Value; 2], // likewise
+    single: Value,     // [1, 3D]
+    rope: Value,       // [N, 128]
 }
 
 impl Flux2Model {

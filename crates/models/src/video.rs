@@ -97,7 +97,9 @@ fn check_tile(tile: u64) -> Result<(), ModelError> {
     Err(ModelError::Request {
         what: "side of a tile".to_owned(),
         value: tile.to_string(),
-        expected: format!("a multiple of 8 from {TILE_LEAST} to {SIDE_MAX} is needed, or 0 for none"),
+        expected: format!(
+            "a multiple of 8 from {TILE_LEAST} to {SIDE_MAX} is needed, or 0 for none"
+        ),
     })
 }
 

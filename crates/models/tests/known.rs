@@ -175,10 +175,12 @@ fn pieces_of_rows_change_neither_work_nor_weights() {
 #[test]
 fn frames_that_a_vae_cannot_take_are_refused_with_the_nearest() {
     for frames in [0, 2, 80, 82, 1_000_000] {
-        let wan = WanModel::t2v_14b().graph(&run(1280, 720, frames), &Paper::default()).unwrap_err();
+        let wan =
+            WanModel::t2v_14b().graph(&run(1280, 720, frames), &Paper::default()).unwrap_err();
         assert!(wan.to_string().contains("4n + 1 is needed"), "{wan}");
     }
-    let error = HunyuanModel::t2v().graph(&run(1280, 720, 80), &Paper::default()).unwrap_err().to_string();
+    let error =
+        HunyuanModel::t2v().graph(&run(1280, 720, 80), &Paper::default()).unwrap_err().to_string();
     assert!(error.contains("77 or 81"), "{error}");
     assert!(SdxlModel.graph(&run(1024, 1024, 5), &Paper::default()).is_err());
     assert!(SdxlModel.graph(&run(1000, 1024, 1), &Paper::default()).is_err());

@@ -35,8 +35,7 @@ pub(super) fn trace(
         let id = b.component(&component(index));
         b.block(id, format!("{PREFIX}embed"));
         let state = net.embed(b, id, PREFIX, latent, context, pooled);
-        let picture =
-            b.input("control", rows, config.in_channels, DType::F32, Dependence::Run);
+        let picture = b.input("control", rows, config.in_channels, DType::F32, Dependence::Run);
         let layer = linear(b, "controlnet_x_embedder", d, config.in_channels);
         let image = net.image(&state);
         let residual = Some(Residual { base: image, gate: None });

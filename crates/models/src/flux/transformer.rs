@@ -51,8 +51,8 @@ pub(super) struct State {
     /// Before the names of blocks: nothing, but of a ControlNet.
     pub(super) prefix: &'static str,
     pub(super) x: Value, // [N, D], text first
-    vec: Value,  // [1, D], SiLU of the conditioning
-    rope: Value, // [N, head_dim]
+    vec: Value,          // [1, D], SiLU of the conditioning
+    rope: Value,         // [N, head_dim]
 }
 
 impl Transformer<'_> {
