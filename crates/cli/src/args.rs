@@ -46,8 +46,8 @@ pub(crate) enum Verb {
 /// What is drawn, and under which line.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev, flux.1-schnell, sdxl, wan2.1-t2v-1.3b,
-    /// wan2.1-t2v-14b and hunyuanvideo, without files
+    /// Pipeline folder, or `demo`; `plan` also takes flux.1-dev, flux.1-schnell, flux.2-dev, z-image-turbo, sdxl,
+    /// wan2.1-t2v-1.3b, wan2.1-t2v-14b, wan2.2-t2v-a14b and hunyuanvideo, without files
     #[arg(long, value_name = "demo|PATH", default_value = "demo")]
     pub(crate) model: String,
     /// Transformer from a single file (BFL or diffusers names) in place of the folder's own
@@ -95,9 +95,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) prefetch: Switch,
     /// Decode the picture in tiles of at most N pixels a side (a multiple of 16), which changes it a little: off, N, or
-    /// auto (whole where the line allows it, else the largest tiles that fit)
-    #[arg(long, value_name = "off|N|auto", default_value_t = Tiling::Off)]
-    pub(crate) vae_tile: Tiling,
+    /// auto (whole where the line allows it, else the largest tiles that fit) [default: off; auto in forecasts]
+    #[arg(long, value_name = "off|N|auto")]
+    pub(crate) vae_tile: Option<Tiling>,
     /// Take out of the step loop what does not depend on the latent; the picture is the same
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) hoist: Switch,

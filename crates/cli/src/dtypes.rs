@@ -96,6 +96,11 @@ impl DTypes {
         self.whole.unwrap_or(DType::BF16)
     }
 
+    /// What the transformer is stored as, where that was said: whether in 8 bits.
+    pub(crate) fn is_transformer_narrow(&self) -> Option<bool> {
+        self.of(flux::TRANSFORMER).map(|stored| stored == Stored::Fp8)
+    }
+
     /// Whether a component's storage was named.
     pub(crate) fn has_parts(&self) -> bool {
         !self.parts.is_empty()

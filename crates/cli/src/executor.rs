@@ -129,7 +129,8 @@ impl Executor {
     }
 }
 
-fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
+/// Opens an NVIDIA card.
+pub(crate) fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
     let own = args.kernels == KernelsName::Own;
     let libraries = LibraryOptions {
         folders: args.cuda_lib_dir.clone(),

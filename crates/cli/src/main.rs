@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use crate::args::{Cli, Verb};
 
@@ -39,13 +40,18 @@ static PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Exit code of a bug of ours, the same as of a device that failed.
 const BUG: u8 = 5;
+/// Exit code of arguments that are none.
+const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     // This program, started again to try something that might not come back.
     if let Some(code) = plimsoll_device_cuda::probe_child(std::env::args_os().skip(1)) {
         return code;
     }
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     // A panic inside a library or a lane is contained there and becomes an error of one line; one that is not
     // becomes the line below. Neither prints a trace at a person.
     std::panic::set_hook(Box::new(|panic| {
@@ -73,6 +79,28 @@ fn main() -> ExitCode {
             ExitCode::from(BUG)
         }
     }
+}
+
+/// A question about usage: help as it is, anything else in one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Where nobody reads, nothing is lost.
+        let _closed = error.print();
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+    }
+    out::notice(&one_line(&error.to_string()));
+    ExitCode::from(USAGE)
+}
+
+/// What clap says in paragraphs, without its hints on usage.
+fn one_line(text: &str) -> String {
+    let is_said = |line: &&str| {
+        let is_hint = line.starts_with("Usage:") || line.starts_with("For more information");
+        !line.is_empty() && !is_hint
+    };
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(is_said).collect();
+    let text = lines.join(" ");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
 }
 
 /// What the last panic said, and where.

@@ -13,6 +13,9 @@ use crate::failure::Failure;
 use crate::{forecast, model, out, request};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    if args.forecast.json_schema {
+        return out::result(&plimsoll_ledger::schema());
+    }
     if args.forecast.is_asked() || model::is_forecast(&args.run.model) {
         return forecast::run(args);
     }

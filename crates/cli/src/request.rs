@@ -9,6 +9,7 @@ use crate::failure::Failure;
 
 /// Sizes, dtype and line of a run, with the model's defaults filled in.
 pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest {
+    let tiling = args.vae_tile.unwrap_or_default();
     PlaceRequest {
         run: FluxRun {
             width: args.width.unwrap_or(defaults.width),
@@ -18,7 +19,7 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
             text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
             dtype: args.dtype.run(),
             hoist: args.hoist.is_on(),
-            vae_tile: match args.vae_tile {
+            vae_tile: match tiling {
                 Tiling::Edge(edge) => Some(edge),
                 Tiling::Off | Tiling::Auto => None,
             },
@@ -27,7 +28,7 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
         offload: args.offload(),
         prefetch: args.prefetch.is_on(),
         saves: false,
-        tiling: args.vae_tile,
+        tiling,
     }
 }
 

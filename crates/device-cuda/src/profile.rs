@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const PROFILE_VERSION: u32 = 2;
 /// Far above any profile; a larger file is not one.
 const FILE_BYTES_MOST: u64 = 1 << 20;
+/// No card has so much memory.
+const VRAM_MOST: u64 = 1 << 44;
 
 /// What a card did at one number of rows of its products.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -211,24 +213,38 @@ impl CardProfile {
     /// none.
     pub fn load(folder: &Path, name: &str) -> Result<Option<Self>, ProfileError> {
         let path = Self::file(folder, name);
-        let read = || -> std::io::Result<Option<String>> {
-            let length = match std::fs::metadata(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                other => other?.len(),
-            };
+        match std::fs::metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            _ => Self::parse(&path, Some(name)).map(Some),
+        }
+    }
+
+    /// Reads the profile of whichever card it is of.
+    ///
+    /// # Errors
+    /// As [`CardProfile::load`], and for a file that is not there.
+    pub fn read(path: &Path) -> Result<Self, ProfileError> {
+        Self::parse(path, None)
+    }
+
+    fn parse(path: &Path, name: Option<&str>) -> Result<Self, ProfileError> {
+        let read = || -> std::io::Result<String> {
+            let length = std::fs::metadata(path)?.len();
             if length > FILE_BYTES_MOST {
                 return Err(std::io::Error::other(format!("{length} bytes")));
             }
-            std::fs::read_to_string(&path).map(Some)
+            std::fs::read_to_string(path)
         };
-        let text = read().map_err(|cause| ProfileError::File { path: path.clone(), cause })?;
-        let Some(text) = text else { return Ok(None) };
-        let content =
-            |cause| ProfileError::Content { path: path.clone(), name: name.to_owned(), cause };
+        let text = read().map_err(|cause| ProfileError::File { path: path.to_owned(), cause })?;
+        let content = |cause| ProfileError::Content {
+            path: path.to_owned(),
+            name: name.unwrap_or("a card").to_owned(),
+            cause,
+        };
         let profile: Self =
             serde_json::from_str(&text).map_err(|error| content(error.to_string()))?;
-        profile.check(name).map_err(content)?;
-        Ok(Some(profile))
+        profile.check(name.unwrap_or(&profile.name)).map_err(content)?;
+        Ok(profile)
     }
 
     fn check(&self, name: &str) -> Result<(), String> {
@@ -262,6 +278,12 @@ impl CardProfile {
         }
         if figures.iter().any(|figure| !(figure.is_finite() && *figure > 0.0)) {
             return Err("a figure that is not above 0".to_owned());
+        }
+        if !(self.reserved_bytes..VRAM_MOST).contains(&self.vram_bytes) {
+            return Err(format!(
+                "{} bytes of memory of which {} are taken",
+                self.vram_bytes, self.reserved_bytes
+            ));
         }
         if !(0.0..1.0).contains(&self.copy_share) {
             return Err("a copy share outside of 0 to 1".to_owned());

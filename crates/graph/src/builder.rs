@@ -28,6 +28,8 @@ pub struct Builder<'a> {
     pub(crate) dtype: DType,
     pub(crate) weight_dtype: &'a dyn Fn(&str, &str) -> DType,
     pub(crate) coding: &'a dyn Fn(&str, &str) -> Coding,
+    /// Rank of the adapter beside the products of a component's block; 0 for none.
+    pub(crate) adapter: &'a dyn Fn(&str, &str) -> u64,
     pub(crate) components: Vec<Component>,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) weights: Vec<Weight>,
@@ -41,6 +43,8 @@ pub struct Builder<'a> {
     /// The block that was gone back to, while it is the present one.
     pub(crate) again: Option<BlockId>,
     pub(crate) decode_tile: Option<u64>,
+    /// Both halves of the adapters of weights that have one.
+    pub(crate) adapters: BTreeMap<WeightId, [WeightId; 2]>,
     pub(crate) problem: Option<GraphError>,
 }
 
@@ -69,6 +73,7 @@ impl<'a> Builder<'a> {
             dtype,
             weight_dtype,
             coding: &|_, _| Coding::Plain,
+            adapter: &|_, _| 0,
             components: Vec::new(),
             tensors: Vec::new(),
             weights: Vec::new(),
@@ -80,6 +85,7 @@ impl<'a> Builder<'a> {
             scales: BTreeMap::new(),
             again: None,
             decode_tile: None,
+            adapters: BTreeMap::new(),
             problem: None,
         }
     }
@@ -90,6 +96,13 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn with_coding(self, coding: &'a dyn Fn(&str, &str) -> Coding) -> Self {
         Self { coding, ..self }
+    }
+
+    /// The same with a low-rank adapter (LoRA) beside the products of more than one row:
+    /// `adapter(component, block)` is its rank, 0 for none. It can be planned, not run.
+    #[must_use]
+    pub fn with_adapter(self, adapter: &'a dyn Fn(&str, &str) -> u64) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The activations' dtype.
@@ -255,6 +268,11 @@ impl<'a> Builder<'a> {
         out
     }
 
+    /// `a + b` into a place that exists, which may be `a`.
+    pub fn add_into(&mut self, name: &str, a: Value, b: Value, out: Value) {
+        self.push(name, OpKind::Add { a, b, out });
+    }
+
     /// `a + weight`.
     pub fn add_weight(&mut self, name: &str, a: Value, weight: WeightId) -> Value {
         let out = self.result(name, a.rows, a.cols, &[a]);
@@ -301,6 +319,33 @@ impl<'a> Builder<'a> {
     /// `out = residual + activation(x w^T + b)` into a place that exists.
     #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
     pub fn linear_into(
+        &mut self,
+        name: &str,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        activation: Activation,
+        residual: Option<Residual>,
+        out: Value,
+    ) {
+        match self.adapter_of(weight, x.rows) {
+            Some(adapter) => {
+                self.adapted(
+                    name,
+                    x,
+                    [weight, adapter[0], adapter[1]],
+                    bias,
+                    activation,
+                    residual,
+                    out,
+                );
+            }
+            None => self.plain_linear(name, x, weight, bias, activation, residual, out),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
+    pub(crate) fn plain_linear(
         &mut self,
         name: &str,
         x: Value,

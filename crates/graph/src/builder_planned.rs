@@ -79,8 +79,13 @@ impl Builder<'_> {
     /// `silu(x[:, ..n]) * x[:, n..]`.
     pub fn swiglu(&mut self, name: &str, x: Value) -> Value {
         let out = self.result(name, x.rows, x.cols / 2, &[x]);
-        self.push(name, OpKind::Planned(PlannedOp::SwiGlu { x, out }));
+        self.swiglu_into(name, x, out);
         out
+    }
+
+    /// The same into a place that exists.
+    pub fn swiglu_into(&mut self, name: &str, x: Value, out: Value) {
+        self.push(name, OpKind::Planned(PlannedOp::SwiGlu { x, out }));
     }
 
     /// Causal attention with shared heads of keys.

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod builder_adapters;
 mod builder_planned;
 mod builder_tiles;
 mod builder_weights;

@@ -88,6 +88,20 @@ pub enum PlannedOp<V = View, W = WeightId> {
         /// Same shape as `q`.
         out: V,
     },
+    /// The second half of a low-rank adapter (LoRA) beside a product: `out += h up^T`, or, where the product stands
+    /// apart, `out += gate * (y + h up^T)`. `h` has the columns of one rank for each part of the weight.
+    LowRank {
+        /// `[rows, parts * rank]`: the input through the adapter's first half.
+        h: V,
+        /// `[cols, rank]`.
+        up: W,
+        /// The product, where `out` is what it is added to.
+        y: Option<V>,
+        /// `[1, cols]`, for a gated residual.
+        gate: Option<V>,
+        /// `[rows, cols]`, read and written.
+        out: V,
+    },
     /// Convolution over frames, rows and columns, of the input enlarged `upscale` times (nearest), stride by axis.
     ///
     /// Frames are padded before the first only, rows and columns on both sides, so that `out` has
@@ -128,6 +142,7 @@ impl<V, W> PlannedOp<V, W> {
             Self::GeluErf { .. } => "gelu_erf",
             Self::SwiGlu { .. } => "swiglu",
             Self::GroupedAttention { .. } => "grouped_attention",
+            Self::LowRank { .. } => "low_rank",
             Self::Conv { .. } => "conv",
         }
     }
@@ -176,6 +191,13 @@ impl<V, W> PlannedOp<V, W> {
                     out: view(out, WRITE),
                 }
             }
+            Self::LowRank { h, up, y, gate, out } => PlannedOp::LowRank {
+                h: view(h, READ),
+                up: weight(up),
+                y: y.as_ref().map(|y| view(y, READ)),
+                gate: gate.as_ref().map(|gate| view(gate, READ)),
+                out: view(out, UPDATE),
+            },
             Self::Conv {
                 x,
                 size,
@@ -222,6 +244,7 @@ impl PlannedOp {
             Self::Rope { x, .. } | Self::HeadNorm { x, .. } => 6 * x.rows * x.cols,
             Self::GeluErf { out, .. } | Self::SwiGlu { out, .. } => 8 * out.rows * out.cols,
             Self::GroupedAttention { q, k, .. } => 4 * q.rows * k.rows * q.cols / 2,
+            Self::LowRank { up, out, .. } => out.rows * out.cols * (2 * graph.weight(*up).cols + 2),
             Self::Conv { out, weight, .. } => {
                 let weight = graph.weight(*weight);
                 2 * out.rows * weight.rows * weight.cols
@@ -251,6 +274,16 @@ impl PlannedOp {
             Self::GroupedAttention { q, k, v, heads, kv_heads, out } => {
                 let is_divided = *heads > 0 && *kv_heads > 0 && heads % kv_heads == 0;
                 is_divided && same(q, out) && same(k, v) && q.cols / heads == k.cols / kv_heads
+            }
+            Self::LowRank { h, up, y, gate, out } => {
+                let up = graph.weight(*up);
+                let is_ranked = up.cols > 0 && h.cols % up.cols == 0;
+                let is_gate = |gate: &View| gate.rows == 1 && gate.cols == out.cols;
+                is_ranked
+                    && h.rows == out.rows
+                    && up.rows == out.cols
+                    && y.as_ref().is_none_or(|y| same(y, out))
+                    && gate.as_ref().is_none_or(is_gate)
             }
             Self::Conv {
                 x, size, kernel, stride, upscale, weight, bias, residual, out, ..

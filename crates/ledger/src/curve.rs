@@ -1,11 +1,13 @@
 //! Seconds for every line, from the smallest that works to all resident, and what binds at each.
 
-use plimsoll_plan::{Line, Machine, Offload};
-use serde::Serialize;
+use plimsoll_plan::{Line, Machine, Offload, Request};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::error::LedgerError;
+use crate::fit::Fitter;
 use crate::forecast::Forecast;
-use crate::models::Recipe;
+use crate::models::{Ask, KnownModel, Recipe};
 use crate::outcome::{Outcome, VRAM_ENDLESS, planned};
 
 /// A step this near its arithmetic streams for nothing.
@@ -14,7 +16,7 @@ const FREE: f64 = 1.02;
 const BUSY: f64 = 0.95;
 
 /// The resource that a step waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Binds {
     /// Arithmetic.
@@ -28,7 +30,7 @@ pub enum Binds {
 }
 
 /// A line and what it gives.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
     /// The line.
     pub line_bytes: u64,
@@ -39,7 +41,7 @@ pub struct Point {
 }
 
 /// The whole curve.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Curve {
     /// By ascending line; the first is the smallest that works, the last holds everything.
     pub points: Vec<Point>,
@@ -47,18 +49,23 @@ pub struct Curve {
     pub free_from: Option<usize>,
 }
 
-/// Plans for `count` lines, at least 2.
+/// Plans for `count` lines, at least 2, each with the pieces that it allows.
 ///
 /// # Errors
 /// As planning; not for lines above the card's memory, which are drawn as well.
 pub fn curve(
-    recipe: &Recipe,
+    model: &KnownModel,
+    ask: &Ask,
     machine: &Forecast,
     is_disk: bool,
     count: usize,
 ) -> Result<Curve, LedgerError> {
     let endless = machine.clone().with_vram(VRAM_ENDLESS);
-    let at = |line| planned(recipe, &endless, line, Offload::Auto, true);
+    let mut fitter = Fitter::new(model, ask);
+    let mut at = |line| -> Result<Outcome, LedgerError> {
+        let request = Request { line, offload: Offload::Auto, prefetch: true };
+        Ok(fitter.fit(&endless, &request)?.outcome)
+    };
     let (smallest, largest) = (at(Line::Min)?, at(Line::Max)?);
     let (low, high) = (smallest.vram_bytes, largest.vram_bytes.max(smallest.vram_bytes));
     let steps = count.max(2) as u64 - 1;

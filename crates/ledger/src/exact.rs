@@ -6,7 +6,7 @@ use plimsoll_plan::{Line, Offload, Plan, Request, explain, plan};
 use crate::error::LedgerError;
 use crate::forecast::Forecast;
 use crate::machines::{Known, Machines};
-use crate::models::{Ask, Codings, KnownModel, Recipe, components, known};
+use crate::models::{Ask, Codings, KnownModel, Recipe, known};
 use crate::outcome::{Outcome, VRAM_ENDLESS, outcome};
 
 /// Codings in the order of [`crate::thumb::PRECISIONS`].
@@ -76,7 +76,7 @@ pub fn memory() -> Result<Vec<ExactMemory>, LedgerError> {
             let plan = plan_of(&recipe, &machine, Offload::None, true)?;
             let ledger = explain(&recipe.graph, &plan);
             let step = ledger.rows.iter().filter(|row| row.phase == "denoise");
-            let parts = components(&recipe.graph);
+            let parts = recipe.components();
             let of = |is_text: bool| -> u64 {
                 let rows = parts.iter().filter(|row| {
                     row.component.starts_with("text_encoder") == is_text
@@ -103,7 +103,7 @@ pub fn offload(steps: u32, bytes_per_second: f64) -> Result<[Outcome; 3], Ledger
     let machine = machine("h100", Some(bytes_per_second))?;
     let (_, recipe) = flux(steps, Codings::default())?;
     let of = |offload, prefetch| -> Result<Outcome, LedgerError> {
-        Ok(outcome(&recipe, &machine, &plan_of(&recipe, &machine, offload, prefetch)?))
+        Ok(outcome(&recipe, &machine, &[plan_of(&recipe, &machine, offload, prefetch)?]))
     };
     Ok([
         of(Offload::Model, true)?,
@@ -128,7 +128,7 @@ pub fn groups(
         let ledger = explain(&recipe.graph, &plan);
         let step = ledger.rows.iter().filter(|row| row.phase == "denoise");
         let slots = step.map(|row| row.slot_bytes).max().unwrap_or(0);
-        Ok(ExactGroup { slots, outcome: outcome(&recipe, &machine, &plan) })
+        Ok(ExactGroup { slots, outcome: outcome(&recipe, &machine, &[plan]) })
     };
     groups.iter().map(of).collect()
 }
@@ -141,7 +141,7 @@ pub fn card(steps: u32, bytes_per_second: f64, group: u32) -> Result<[Outcome; 5
     let machine = machine("rtx-4080", Some(bytes_per_second))?;
     let of = |denoiser, text, offload| -> Result<Outcome, LedgerError> {
         let (_, recipe) = flux(steps, Codings { denoiser, text })?;
-        Ok(outcome(&recipe, &machine, &plan_of(&recipe, &machine, offload, true)?))
+        Ok(outcome(&recipe, &machine, &[plan_of(&recipe, &machine, offload, true)?]))
     };
     let [bf16, fp8, nf4] = CODINGS;
     Ok([

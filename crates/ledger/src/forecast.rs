@@ -16,7 +16,11 @@ pub struct Forecast {
     fp8_speedup: Option<f64>,
     vram_bytes: u64,
     link_bytes_per_second: f64,
+    is_fused: bool,
 }
+
+/// What a machine without fused attention keeps of scores at a time; at least those of one row.
+const SCORES_MOST: u64 = 256 << 20;
 
 impl Forecast {
     /// The card of a profile with its libraries.
@@ -30,6 +34,7 @@ impl Forecast {
             fp8_speedup: known.fp8_speedup,
             vram_bytes: known.profile.vram_bytes,
             link_bytes_per_second: known.profile.link_bytes_per_second,
+            is_fused: true,
             inner: CudaMachine::new(known.profile.clone(), backends, ""),
         }
     }
@@ -45,6 +50,24 @@ impl Forecast {
     pub fn behind(self, bytes_per_second: f64) -> Self {
         let link = self.link_bytes_per_second.min(bytes_per_second);
         Self { link_bytes_per_second: link, ..self }
+    }
+
+    /// The same without fused attention, as on cards before Ampere: scores are in memory, a piece of their rows after
+    /// the other.
+    #[must_use]
+    pub fn without_fused_attention(self) -> Self {
+        Self { is_fused: false, ..self }
+    }
+
+    /// Bytes of all scores of an attention that is not fused, and of one row of them.
+    fn scores(&self, op: &Op) -> Option<[u64; 2]> {
+        let (q, k, heads) = match &op.kind {
+            OpKind::Attention { q, k, heads, .. }
+            | OpKind::Planned(PlannedOp::GroupedAttention { q, k, heads, .. }) => (q, k, heads),
+            _ => return None,
+        };
+        let row = heads.saturating_mul(k.rows).saturating_mul(4);
+        (!self.is_fused).then(|| [row.saturating_mul(q.rows), row])
     }
 
     /// Bytes a second that weights come with.
@@ -91,25 +114,38 @@ impl Machine for Forecast {
     }
 
     fn workspace_bytes(&self, graph: &Graph, op: &Op) -> u64 {
+        let scores = self.scores(op).map_or(0, |[all, row]| all.min(SCORES_MOST).max(row));
         if matches!(op.kind, OpKind::Planned(_)) {
-            return 0;
+            return scores;
         }
         let unpacked = match Self::coded(graph, op) {
             Some((elements, coding)) if self.unpacks(coding) => 2 * elements,
             _ => 0,
         };
-        self.inner.workspace_bytes(graph, op) + unpacked
+        self.inner.workspace_bytes(graph, op).max(scores) + unpacked
     }
 
     #[expect(clippy::cast_precision_loss, reason = "seconds are an estimate")]
     fn op_seconds(&self, graph: &Graph, op: &Op) -> f64 {
         let profile = self.inner.profile();
+        if let Some([all, row]) = self.scores(op) {
+            // Two products, and a softmax that reads and writes what they hand over.
+            let pieces = (all / SCORES_MOST.max(row)).max(1) as f64;
+            let rows = SCORES_MOST / row.max(1);
+            let rates = profile.libraries.as_ref().unwrap_or(&profile.own);
+            let products = op.flops(graph) as f64 / rates.gemm_flops_per_second(rows.max(1));
+            return products + self.moved(4.0 * all as f64) + 3.0 * pieces * profile.launch_seconds;
+        }
         let (flops, bytes) = (op.flops(graph) as f64, op.bytes(graph) as f64);
         if let OpKind::Planned(planned) = &op.kind {
             let rate = match planned {
                 PlannedOp::Conv { .. } => profile.conv_flops_per_second,
                 PlannedOp::GroupedAttention { .. } => {
                     profile.libraries.as_ref().unwrap_or(&profile.own).attention_flops_per_second
+                }
+                PlannedOp::LowRank { out, .. } => {
+                    let rates = profile.libraries.as_ref().unwrap_or(&profile.own);
+                    rates.gemm_flops_per_second(out.rows)
                 }
                 _ => f64::INFINITY,
             };

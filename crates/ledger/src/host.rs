@@ -1,10 +1,11 @@
 //! Host memory and disk of a run: what is backed by files, what is not, what is pinned, and when the disk binds.
 
-use plimsoll_graph::{DType, Graph};
-use serde::Serialize;
+use plimsoll_graph::DType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::error::LedgerError;
-use crate::models::components;
+use crate::models::Recipe;
 
 /// What the operating system keeps for itself.
 const SYSTEM_BYTES: u64 = 1 << 30;
@@ -12,7 +13,7 @@ const SYSTEM_BYTES: u64 = 1 << 30;
 const PROCESS_BYTES: u64 = 400 << 20;
 
 /// Host bytes of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HostLedger {
     /// Weights in files, which the page cache holds and may drop: they are mapped, never copied.
     pub file_bytes: u64,
@@ -36,18 +37,24 @@ pub struct HostLedger {
 /// # Errors
 /// [`LedgerError::Ram`] for a machine that has not even room for the system and this program.
 pub fn host_ledger(
-    graph: &Graph,
+    recipe: &Recipe,
     streamed_bytes: u64,
     ram_bytes: Option<u64>,
 ) -> Result<HostLedger, LedgerError> {
-    let file_bytes = components(graph).iter().map(|row| row.device_bytes + row.table_bytes).sum();
+    let file_bytes = recipe.components().iter().map(|row| row.device_bytes + row.table_bytes).sum();
     let matrix = |rows: u64, cols: u64, dtype: DType| rows * cols * dtype.bytes();
-    let inputs: u64 =
-        graph.inputs.iter().map(|input| matrix(input.rows, input.cols, input.dtype)).sum();
-    let outputs: u64 =
-        graph.outputs.iter().map(|output| matrix(output.rows, output.cols, output.dtype)).sum();
-    let anonymous_bytes = PROCESS_BYTES + inputs + outputs;
-    let needed_bytes = SYSTEM_BYTES + anonymous_bytes;
+    let of_part = |part: &Recipe| -> u64 {
+        let inputs = part.graph.inputs.iter().map(|it| matrix(it.rows, it.cols, it.dtype));
+        // A decoder's tiles become one picture or film.
+        let outputs = part.graph.outputs.iter().map(|it| {
+            let tiles = if it.name == "image" { part.tiles } else { 1 };
+            matrix(it.rows, it.cols, it.dtype).saturating_mul(tiles)
+        });
+        inputs.chain(outputs).fold(0, u64::saturating_add)
+    };
+    let values = recipe.parts().map(of_part).max().unwrap_or(0);
+    let anonymous_bytes = PROCESS_BYTES.saturating_add(values);
+    let needed_bytes = SYSTEM_BYTES.saturating_add(anonymous_bytes);
     if let Some(ram_bytes) = ram_bytes.filter(|ram| *ram < needed_bytes) {
         return Err(LedgerError::Ram { ram_bytes, needed_bytes });
     }

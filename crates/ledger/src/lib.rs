@@ -6,6 +6,8 @@
 //! | `thumb` | what the field's rules of thumb say, from their formulas |
 //! | `machines` | which cards and buses there are, each figure with its source (`data/machines.json`) |
 //! | `models` | which models there are, their parameters and bytes by component, their graphs |
+//! | `fit` | in how many pieces and tiles a run fits under a line |
+//! | `report` | all that is told of a run, as JSON with a schema |
 //! | `forecast` | how long an op takes that no device runs yet |
 //! | `outcome` | what one plan takes |
 //! | `strategies` | the field's ways and ours, and which to take |
@@ -28,24 +30,29 @@ mod advice;
 mod curve;
 mod error;
 pub mod exact;
+mod fit;
 mod forecast;
 mod host;
 mod machines;
 mod models;
 mod outcome;
 mod picture;
+mod report;
 mod strategies;
 pub mod thumb;
 
 pub use advice::{Change, Verdict, advise};
 pub use curve::{Binds, Curve, Point, all_resident, binds, curve};
 pub use error::LedgerError;
+pub use fit::{Fit, Fitter, fit};
 pub use forecast::Forecast;
 pub use host::{HostLedger, host_ledger};
 pub use machines::{Bus, Card, Class, Figure, Known, Machines, Source};
-pub use models::{
-    Architecture, Ask, Codings, ComponentRow, KnownModel, NAMES, Recipe, components, known,
-};
-pub use outcome::{Outcome, outcome, planned};
+pub use models::{Architecture, Ask, Codings, ComponentRow, KnownModel, NAMES, Recipe, known};
+pub use outcome::{Outcome, outcome, planned, plans};
 pub use picture::{curve_svg, timeline_svg};
+pub use report::{
+    Answer, FORECAST_VERSION, ForecastReport, PartReport, PeakReport, PhaseReport, Recommendation,
+    RefusalReport, schema,
+};
 pub use strategies::{Quality, StrategyRow, recommend, strategies};

@@ -1,8 +1,15 @@
 //! Models that are planned by name: their components, defaults and graphs.
 
 use plimsoll_graph::{Coding, DType, Graph};
-use plimsoll_models::{FluxModel, FluxRun, HunyuanModel, SdxlModel, VideoRun, WanModel};
-use serde::Serialize;
+use plimsoll_models::flux::is_block_matrix;
+use plimsoll_models::wan::high_noise_steps;
+use plimsoll_models::{
+    Expert, Flux2Model, FluxModel, FluxRun, HunyuanModel, Paper, SdxlModel, VideoRun, WanModel,
+    ZImageModel,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{LedgerError, unknown};
 
@@ -11,10 +18,16 @@ use crate::error::{LedgerError, unknown};
 pub enum Architecture {
     /// FLUX.1.
     Flux(Box<FluxModel>),
+    /// FLUX.2.
+    Flux2(Flux2Model),
+    /// Z-Image.
+    ZImage(ZImageModel),
     /// SDXL base.
     Sdxl,
     /// Wan 2.1, text to video.
     Wan(WanModel),
+    /// Wan 2.2, text to video: two transformers, one after the other.
+    WanExperts(WanModel),
     /// HunyuanVideo.
     Hunyuan(HunyuanModel),
 }
@@ -37,8 +50,22 @@ pub struct KnownModel {
 }
 
 /// Names in the order in which they are listed.
-pub const NAMES: [&str; 6] =
-    ["flux.1-dev", "flux.1-schnell", "sdxl", "wan2.1-t2v-1.3b", "wan2.1-t2v-14b", "hunyuanvideo"];
+pub const NAMES: [&str; 9] = [
+    "flux.1-dev",
+    "flux.1-schnell",
+    "flux.2-dev",
+    "z-image-turbo",
+    "sdxl",
+    "wan2.1-t2v-1.3b",
+    "wan2.1-t2v-14b",
+    "wan2.2-t2v-a14b",
+    "hunyuanvideo",
+];
+
+/// More ControlNets than this are a slip of the hand.
+const CONTROLNETS_MOST: u32 = 16;
+/// Likewise of a LoRA's rank.
+const RANK_MOST: u64 = 1024;
 
 /// Codings of the two parts of a model that are worth coding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,25 +91,54 @@ pub struct Ask {
     pub dtype: DType,
     /// Take out of the loop what does not depend on the latent.
     pub hoist: bool,
-    /// See [`VideoRun::row_chunks`]; 1 for models that have no such pieces.
-    pub row_chunks: u64,
-    /// See [`VideoRun::tile`].
-    pub tile: u64,
+    /// See [`VideoRun::row_chunks`]; `None` for as few as the line asks for, which is 1 where nothing else is known.
+    pub row_chunks: Option<u64>,
+    /// See [`VideoRun::tile`]; `None` for the largest that the line allows, the whole where nothing else is known.
+    pub tile: Option<u64>,
     /// How weights are kept.
     pub codings: Codings,
+    /// Whether fp8 of the denoiser is what `plimsoll pack` writes (the matrices that every token passes, each with a
+    /// scale a row) instead of a cast of all of its blocks' matrices.
+    pub packed: bool,
+    /// Rank of a LoRA beside the denoiser's blocks; 0 for none.
+    pub lora_rank: u64,
+    /// ControlNets beside FLUX.1.
+    pub controlnets: u32,
 }
 
 /// A graph with what it does not say itself.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// The run; the decode of one tile.
+    /// The run, or its first part; the decode of one tile.
     pub graph: Graph,
+    /// Steps of this part.
+    pub steps: u32,
     /// Tiles that are decoded one after the other.
     pub tiles: u64,
+    /// What runs afterwards in the same memory: the second expert of Wan 2.2, which begins when the first has ended.
+    pub next: Option<Box<Recipe>>,
+}
+
+impl Recipe {
+    /// The parts in the order in which they run.
+    pub fn parts(&self) -> impl Iterator<Item = &Recipe> {
+        std::iter::successors(Some(self), |part| part.next.as_deref())
+    }
+
+    /// Parameters and bytes by component, in order of first use.
+    pub fn components(&self) -> Vec<ComponentRow> {
+        let mut all: Vec<ComponentRow> = Vec::new();
+        for row in self.parts().flat_map(|part| components(&part.graph)) {
+            if !all.iter().any(|known| known.component == row.component) {
+                all.push(row);
+            }
+        }
+        all
+    }
 }
 
 /// A component's parameters and bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ComponentRow {
     /// Name.
     pub component: String,
@@ -119,29 +175,45 @@ pub fn known(name: &str) -> Result<KnownModel, LedgerError> {
         steps: 50,
         text_tokens: 512,
     };
+    let picture = |name, architecture, denoiser, steps, text_tokens| KnownModel {
+        name,
+        architecture,
+        denoiser,
+        size: [1024, 1024, 1],
+        steps,
+        text_tokens,
+    };
     let lower = name.to_ascii_lowercase();
-    Ok(match lower.as_str() {
-        "flux.1-dev" => flux(NAMES[0], FluxModel::dev(), 28, 512),
-        "flux.1-schnell" => flux(NAMES[1], FluxModel::schnell(), 4, 256),
-        "sdxl" => KnownModel {
-            name: NAMES[2],
-            architecture: Architecture::Sdxl,
-            denoiser: "unet",
-            size: [1024, 1024, 1],
-            steps: 50,
-            text_tokens: 77,
+    let Some(name) = NAMES.into_iter().find(|known| *known == lower) else {
+        return Err(unknown("model", name, NAMES.into_iter()));
+    };
+    Ok(match name {
+        "flux.1-dev" => flux(name, FluxModel::dev(), 28, 512),
+        "flux.1-schnell" => flux(name, FluxModel::schnell(), 4, 256),
+        "flux.2-dev" => {
+            let model = Architecture::Flux2(Flux2Model::dev());
+            picture(name, model, "transformer", 50, 512)
+        }
+        "z-image-turbo" => {
+            let model = Architecture::ZImage(ZImageModel::turbo());
+            picture(name, model, "transformer", 9, 512)
+        }
+        "sdxl" => picture(name, Architecture::Sdxl, "unet", 50, 77),
+        "wan2.1-t2v-1.3b" => wan(name, WanModel::t2v_1_3b(), [832, 480, 81]),
+        "wan2.1-t2v-14b" => wan(name, WanModel::t2v_14b(), [1280, 720, 81]),
+        "wan2.2-t2v-a14b" => KnownModel {
+            architecture: Architecture::WanExperts(WanModel::t2v_14b()),
+            steps: 40,
+            ..wan(name, WanModel::t2v_14b(), [1280, 720, 81])
         },
-        "wan2.1-t2v-1.3b" => wan(NAMES[3], WanModel::t2v_1_3b(), [832, 480, 81]),
-        "wan2.1-t2v-14b" => wan(NAMES[4], WanModel::t2v_14b(), [1280, 720, 81]),
-        "hunyuanvideo" => KnownModel {
-            name: NAMES[5],
+        _ => KnownModel {
+            name,
             architecture: Architecture::Hunyuan(HunyuanModel::t2v()),
             denoiser: "transformer",
             size: [1280, 720, 129],
             steps: 50,
             text_tokens: 256,
         },
-        _ => return Err(unknown("model", name, NAMES.into_iter())),
     })
 }
 
@@ -155,9 +227,12 @@ impl KnownModel {
             text_tokens: self.text_tokens,
             dtype: DType::BF16,
             hoist: true,
-            row_chunks: 1,
-            tile: 0,
+            row_chunks: None,
+            tile: None,
             codings: Codings::default(),
+            packed: false,
+            lora_rank: 0,
+            controlnets: 0,
         }
     }
 
@@ -166,36 +241,81 @@ impl KnownModel {
         matches!(self.architecture, Architecture::Flux(_))
     }
 
-    /// Whether its activations can be taken in pieces and its frames decoded in tiles.
-    pub fn is_video(&self) -> bool {
-        matches!(self.architecture, Architecture::Wan(_) | Architecture::Hunyuan(_))
+    /// Whether a device runs it with what is asked.
+    pub fn runs_as(&self, ask: &Ask) -> bool {
+        let is_stored = match ask.codings.denoiser {
+            Coding::Plain => true,
+            Coding::Fp8 => ask.packed,
+            Coding::Nf4 => false,
+        };
+        self.runs()
+            && is_stored
+            && ask.codings.text == Coding::Plain
+            && ask.lora_rank == 0
+            && ask.controlnets == 0
     }
 
-    /// The graph of a run.
+    /// Whether its activations can be taken in pieces of their rows.
+    pub fn is_video(&self) -> bool {
+        matches!(
+            self.architecture,
+            Architecture::Wan(_) | Architecture::WanExperts(_) | Architecture::Hunyuan(_)
+        )
+    }
+
+    fn is_denoiser(&self, component: &str) -> bool {
+        component == self.denoiser || component == plimsoll_models::wan::TRANSFORMER_2
+    }
+
+    /// The graph of a run; what the line may choose is taken as the model's makers do it.
     ///
     /// # Errors
     /// [`LedgerError::Option`] for an option that the model has no use for, [`LedgerError::Model`] for sizes that it
     /// cannot take.
     pub fn recipe(&self, ask: &Ask) -> Result<Recipe, LedgerError> {
         let option = |option| LedgerError::Option { model: self.name.to_owned(), option };
-        if !self.is_video() && ask.row_chunks > 1 {
+        let (row_chunks, tile) = (ask.row_chunks.unwrap_or(1), ask.tile.unwrap_or(0));
+        if !self.is_video() && row_chunks != 1 {
             return Err(option("row chunks"));
-        }
-        if !self.is_video() && ask.tile > 0 {
-            return Err(option("decoder tile: its decode is whole"));
         }
         if !self.is_video() && ask.size[2] != 1 {
             return Err(option("number of frames but 1"));
         }
+        let is_flux = matches!(self.architecture, Architecture::Flux(_));
+        if !is_flux && ask.controlnets > 0 {
+            return Err(option("ControlNet in a plan: FLUX.1 does"));
+        }
+        if ask.controlnets > CONTROLNETS_MOST {
+            return Err(option("more than 16 ControlNets"));
+        }
+        if ask.lora_rank > RANK_MOST {
+            return Err(option("LoRA of a rank above 1024"));
+        }
+        let is_packed = is_flux && ask.packed && ask.codings.denoiser == Coding::Fp8;
+        let is_edge = |block: &str| ["embed", "final", "out", "text"].contains(&block);
         let coding = |component: &str, block: &str| {
-            if component == self.denoiser {
-                let is_edge = ["embed", "final", "out", "text"].contains(&block);
-                if is_edge { Coding::Plain } else { ask.codings.denoiser }
+            if self.is_denoiser(component) {
+                let is_kept = is_packed || is_edge(block);
+                if is_kept { Coding::Plain } else { ask.codings.denoiser }
             } else if component.starts_with("text_encoder") {
                 ask.codings.text
             } else {
                 Coding::Plain
             }
+        };
+        let weight_dtype = |component: &str, entry: &str| {
+            let is_narrow = is_packed && is_block_matrix(component, entry);
+            if is_narrow { DType::F8E4M3 } else { DType::BF16 }
+        };
+        let adapter = |component: &str, block: &str| {
+            if self.is_denoiser(component) && !is_edge(block) { ask.lora_rank } else { 0 }
+        };
+        let paper = Paper {
+            weight_dtype: &weight_dtype,
+            coding: &coding,
+            adapter: &adapter,
+            controlnets: ask.controlnets,
+            tile,
         };
         let [width, height, frames] = ask.size;
         let video = VideoRun {
@@ -206,10 +326,11 @@ impl KnownModel {
             samples: ask.samples,
             dtype: ask.dtype,
             hoist: ask.hoist,
-            row_chunks: ask.row_chunks,
-            tile: ask.tile,
+            row_chunks,
+            tile,
         };
-        let recipe = match &self.architecture {
+        let whole = |graph, tiles: u64| Recipe { graph, steps: ask.steps, tiles, next: None };
+        Ok(match &self.architecture {
             Architecture::Flux(model) => {
                 let run = FluxRun {
                     width,
@@ -221,24 +342,45 @@ impl KnownModel {
                     hoist: ask.hoist,
                     vae_tile: None,
                 };
-                Recipe { graph: model.coded_graph(&run, &coding)?, tiles: 1 }
+                whole(model.paper_graph(&run, &paper)?, model.tiles(&run, tile)?.count)
             }
-            Architecture::Sdxl => Recipe { graph: SdxlModel.graph(&video, &coding)?, tiles: 1 },
+            Architecture::Flux2(model) => {
+                whole(model.graph(&video, &paper)?, model.tiles(&video)?.count)
+            }
+            Architecture::ZImage(model) => {
+                whole(model.graph(&video, &paper)?, model.tiles(&video)?.count)
+            }
+            Architecture::Sdxl => {
+                whole(SdxlModel.graph(&video, &paper)?, SdxlModel.tiles(&video)?.count)
+            }
             Architecture::Wan(model) => {
-                let graph = model.graph(&video, &coding)?;
-                Recipe { graph, tiles: model.tiles(&video)?.count }
+                whole(model.graph(&video, &paper)?, model.tiles(&video)?.count)
             }
+            Architecture::WanExperts(model) => experts(model, &video, &paper)?,
             Architecture::Hunyuan(model) => {
-                let graph = model.graph(&video, &coding)?;
-                Recipe { graph, tiles: model.tiles(&video)?.count }
+                whole(model.graph(&video, &paper)?, model.tiles(&video)?.count)
             }
-        };
-        Ok(recipe)
+        })
     }
 }
 
+/// Both experts of Wan 2.2; of a single step there is but the first.
+fn experts(model: &WanModel, run: &VideoRun, paper: &Paper<'_>) -> Result<Recipe, LedgerError> {
+    let tiles = model.tiles(run)?.count;
+    let high = high_noise_steps(run.steps);
+    let low = run.steps - high;
+    let of = |steps, expert| model.expert_graph(&VideoRun { steps, ..*run }, paper, expert);
+    if low == 0 {
+        return Ok(Recipe { graph: of(high, Expert::Only)?, steps: high, tiles, next: None });
+    }
+    let graph = of(low, Expert::LowNoise)?;
+    let second = Recipe { graph, steps: low, tiles, next: None };
+    let graph = of(high, Expert::HighNoise)?;
+    Ok(Recipe { graph, steps: high, tiles: 1, next: Some(Box::new(second)) })
+}
+
 /// Parameters and bytes by component, in order of first use.
-pub fn components(graph: &Graph) -> Vec<ComponentRow> {
+pub(crate) fn components(graph: &Graph) -> Vec<ComponentRow> {
     let rows = graph.components.iter().enumerate().map(|(at, component)| {
         let weights = || graph.weights.iter().filter(move |weight| weight.component.index() == at);
         // A table that two prompts look up is one table.

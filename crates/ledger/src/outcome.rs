@@ -2,7 +2,8 @@
 
 use plimsoll_graph::{Graph, PhaseKind};
 use plimsoll_plan::{Line, Machine, Offload, Plan, PlanError, Request, plan};
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::models::Recipe;
 
@@ -10,15 +11,15 @@ use crate::models::Recipe;
 pub(crate) const VRAM_ENDLESS: u64 = 1 << 44;
 
 /// What a plan takes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Outcome {
     /// Device bytes of the whole process.
     pub vram_bytes: u64,
     /// Bytes copied to the device for a picture.
     pub copied_bytes: u64,
-    /// Bytes copied in a steady step.
+    /// Bytes copied in a steady step, of two experts the most.
     pub copied_bytes_per_step: u64,
-    /// Seconds of a steady step.
+    /// Seconds of a steady step, the mean over the steps of two experts.
     pub seconds_per_step: f64,
     /// Seconds of a picture, all its tiles decoded.
     pub seconds: f64,
@@ -54,27 +55,64 @@ pub(crate) fn compute_seconds(graph: &Graph, machine: &dyn Machine) -> [f64; 3] 
     all
 }
 
-/// Reads a finished plan.
+/// Reads the finished plans of a recipe's parts, which run one after the other in the same memory.
 #[expect(clippy::cast_precision_loss, reason = "a number of tiles")]
-pub fn outcome(recipe: &Recipe, machine: &dyn Machine, plan: &Plan) -> Outcome {
-    let [all, step, decode] = compute_seconds(&recipe.graph, machine);
-    // A tile's weights are there from the first on.
-    let further = recipe.tiles.saturating_sub(1) as f64 * decode;
-    Outcome {
-        vram_bytes: plan.predicted.vram_process_bytes,
-        copied_bytes: plan.predicted.copied_bytes,
-        copied_bytes_per_step: plan.predicted.copied_bytes_per_step,
-        seconds_per_step: plan.predicted.seconds_per_step,
-        seconds: plan.predicted.seconds_total + further,
-        compute_seconds: all + further,
-        compute_seconds_per_step: step,
+pub fn outcome(recipe: &Recipe, machine: &dyn Machine, plans: &[Plan]) -> Outcome {
+    let mut whole = Outcome {
+        vram_bytes: 0,
+        copied_bytes: 0,
+        copied_bytes_per_step: 0,
+        seconds_per_step: 0.0,
+        seconds: 0.0,
+        compute_seconds: 0.0,
+        compute_seconds_per_step: 0.0,
+    };
+    let all_steps: u32 = recipe.parts().map(|part| part.steps).sum();
+    for (part, plan) in recipe.parts().zip(plans) {
+        let [all, step, decode] = compute_seconds(&part.graph, machine);
+        // A tile's weights are there from the first on.
+        let further = part.tiles.saturating_sub(1) as f64 * decode;
+        let share = f64::from(part.steps) / f64::from(all_steps.max(1));
+        let found = &plan.predicted;
+        whole.vram_bytes = whole.vram_bytes.max(found.vram_process_bytes);
+        whole.copied_bytes = whole.copied_bytes.saturating_add(found.copied_bytes);
+        whole.copied_bytes_per_step = whole.copied_bytes_per_step.max(found.copied_bytes_per_step);
+        whole.seconds_per_step += share * found.seconds_per_step;
+        whole.seconds += found.seconds_total + further;
+        whole.compute_seconds += all + further;
+        whole.compute_seconds_per_step += share * step;
     }
+    whole
 }
 
-/// Plans a recipe and reads the plan.
+/// Plans each part of a recipe.
 ///
 /// # Errors
-/// As [`plan`].
+/// As [`plan`], of the part that asks for most.
+pub fn plans(
+    recipe: &Recipe,
+    machine: &dyn Machine,
+    request: &Request,
+) -> Result<Vec<Plan>, PlanError> {
+    let (mut found, mut worst) = (Vec::new(), None);
+    for part in recipe.parts() {
+        match (plan(&part.graph, machine, request), &worst) {
+            (Ok(plan), _) => found.push(plan),
+            (
+                Err(PlanError::Infeasible { smallest_bytes, .. }),
+                Some(PlanError::Infeasible { smallest_bytes: most, .. }),
+            ) if smallest_bytes <= *most => {}
+            (Err(error @ PlanError::Infeasible { .. }), _) => worst = Some(error),
+            (Err(other), _) => return Err(other),
+        }
+    }
+    worst.map_or(Ok(found), Err)
+}
+
+/// Plans a recipe and reads the plans.
+///
+/// # Errors
+/// As [`plans`].
 pub fn planned(
     recipe: &Recipe,
     machine: &dyn Machine,
@@ -82,6 +120,6 @@ pub fn planned(
     offload: Offload,
     prefetch: bool,
 ) -> Result<Outcome, PlanError> {
-    let plan = plan(&recipe.graph, machine, &Request { line, offload, prefetch })?;
-    Ok(outcome(recipe, machine, &plan))
+    let plans = plans(recipe, machine, &Request { line, offload, prefetch })?;
+    Ok(outcome(recipe, machine, &plans))
 }

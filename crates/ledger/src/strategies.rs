@@ -1,16 +1,18 @@
 //! The field's strategies and ours, side by side: bytes, traffic, seconds.
 
 use plimsoll_graph::Coding;
-use plimsoll_plan::{Line, Machine, Offload, PlanError};
-use serde::Serialize;
+use plimsoll_plan::{Line, Machine, Offload, PlanError, Request};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::error::LedgerError;
+use crate::fit::Fitter;
 use crate::forecast::Forecast;
 use crate::models::{Ask, Codings, KnownModel};
 use crate::outcome::{Outcome, VRAM_ENDLESS, planned};
 
 /// What a way of keeping weights does to a picture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quality {
     /// The published weights.
@@ -22,12 +24,12 @@ pub enum Quality {
 }
 
 /// One strategy.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StrategyRow {
     /// As the field calls it.
-    pub name: &'static str,
-    /// What carries it out.
-    pub offload: Offload,
+    pub name: String,
+    /// What carries it out, as `--offload` takes it.
+    pub offload: String,
     /// Whether copies run ahead.
     pub prefetch: bool,
     /// What it does to the picture.
@@ -36,6 +38,10 @@ pub struct StrategyRow {
     pub runs: bool,
     /// Whether it fits under the line.
     pub fits: bool,
+    /// Pieces that rows are taken in.
+    pub row_chunks: u64,
+    /// Side of the decoder's tiles in pixels; 0 for the whole, or as the model's makers do it.
+    pub tile: u64,
     /// What it takes; of ours that does not fit, at its smallest.
     pub outcome: Outcome,
 }
@@ -76,35 +82,42 @@ pub fn strategies(
 ) -> Result<Vec<StrategyRow>, LedgerError> {
     let endless = machine.clone().with_vram(VRAM_ENDLESS);
     let line_bytes = line.bytes(machine.vram_bytes()).unwrap_or(machine.vram_bytes());
-    let mut recipes = Vec::new();
+    let mut field: Vec<(Codings, Fitter<'_>)> = Vec::new();
     let mut rows = Vec::new();
     for (name, codings, offload, prefetch, quality) in WAYS {
-        let at = match recipes.iter().position(|(known, _)| *known == codings) {
-            Some(at) => at,
-            None => {
-                recipes.push((codings, model.recipe(&Ask { codings, ..*ask })?));
-                recipes.len() - 1
-            }
-        };
-        let recipe = &recipes[at].1;
-        let outcome = if offload == Offload::Auto {
-            let under = Line::Bytes(line_bytes);
-            match planned(recipe, machine, under, offload, prefetch) {
-                Err(PlanError::Infeasible { .. }) => {
-                    planned(recipe, &endless, Line::Min, offload, prefetch)?
+        let is_ours = offload == Offload::Auto;
+        let ask = Ask { codings, packed: is_ours, ..*ask };
+        let (row_chunks, tile, outcome) = if is_ours {
+            let mut fitter = Fitter::new(model, &ask);
+            let under = Request { line: Line::Bytes(line_bytes), offload, prefetch };
+            let fit = match fitter.fit(machine, &under) {
+                Err(LedgerError::Plan(PlanError::Infeasible { .. })) => {
+                    fitter.fit(&endless, &Request { line: Line::Min, ..under })?
                 }
                 other => other?,
-            }
+            };
+            (fit.ask.row_chunks, fit.ask.tile, fit.outcome)
         } else {
-            planned(recipe, &endless, Line::Max, offload, prefetch)?
+            let at = match field.iter().position(|(known, _)| *known == codings) {
+                Some(at) => at,
+                None => {
+                    field.push((codings, Fitter::new(model, &ask)));
+                    field.len() - 1
+                }
+            };
+            let recipe = field[at].1.recipe(&ask)?;
+            let outcome = planned(recipe, &endless, Line::Max, offload, prefetch)?;
+            (ask.row_chunks, ask.tile, outcome)
         };
         rows.push(StrategyRow {
-            name,
-            offload,
+            name: name.to_owned(),
+            offload: offload.to_string(),
             prefetch,
             quality,
-            runs: model.runs() && quality == Quality::Exact,
+            runs: model.runs_as(&ask),
             fits: outcome.vram_bytes <= line_bytes,
+            row_chunks: row_chunks.unwrap_or(1),
+            tile: tile.unwrap_or(0),
             outcome,
         });
     }

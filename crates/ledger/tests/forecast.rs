@@ -7,10 +7,10 @@
 
 use plimsoll_graph::Coding;
 use plimsoll_ledger::{
-    Ask, Binds, Codings, Forecast, LedgerError, Machines, NAMES, Quality, Recipe, Verdict, advise,
-    components, curve, host_ledger, known, planned, recommend, strategies,
+    Ask, Binds, Codings, Forecast, LedgerError, Machines, Quality, Recipe, Verdict, advise, curve,
+    fit, host_ledger, known, planned, plans, recommend, strategies,
 };
-use plimsoll_plan::{Line, Machine, Offload, PlanError, Request, plan};
+use plimsoll_plan::{Line, Offload, Request};
 
 const GIB: u64 = 1 << 30;
 
@@ -110,7 +110,7 @@ fn sizes_of_users_logs() {
         assert!((found / seen - 1.0).abs() <= share, "{what}: {found:.1}, seen {seen}");
     };
     let bytes = |codings: Codings, component: &str| {
-        let rows = components(&recipe("flux.1-dev", codings).graph);
+        let rows = recipe("flux.1-dev", codings).components();
         let row = rows.into_iter().find(|row| row.component == component).unwrap();
         mib(row.device_bytes + row.table_bytes)
     };
@@ -119,16 +119,43 @@ fn sizes_of_users_logs() {
     near(bytes(plain, "transformer"), 22_700.0, 0.01, "transformer bf16");
     near(bytes(all(Coding::Fp8), "transformer"), 11_350.0, 0.01, "transformer fp8");
     near(bytes(all(Coding::Nf4), "transformer"), 6_247.0, 0.04, "transformer nf4");
+    // A block of 32 in 18 bytes is the 4.5 bits of our nf4; bitsandbytes codes its scales once more.
+    near(bytes(all(Coding::Nf4), "transformer"), 6_482.0, 0.01, "transformer Q4_0");
     // The token embedding is tied and counted once.
     near(bytes(plain, "text_encoder_2"), 9_083.4, 0.01, "T5 bf16");
     near(bytes(plain, "text_encoder"), 235.0, 0.01, "CLIP bf16");
     // A plain cast to fp8 casts the token table too, which our own coding leaves as it is.
-    let rows = components(&recipe("flux.1-dev", plain).graph);
+    let rows = recipe("flux.1-dev", plain).components();
     let row = |name: &str| rows.iter().find(|row| row.component == name).unwrap();
     let both = row("text_encoder_2").parameters + 2 * row("text_encoder").parameters;
     near(mib(both), 4_777.5, 0.01, "T5 fp8 and CLIP bf16");
+    let t5 = row("text_encoder_2").parameters;
+    near(mib(2 * (t5 + 32_128 * 4096)), 9_334.4, 0.01, "T5 with its embedding counted twice");
+    near(mib(4 * row("text_encoder").parameters), 469.4, 0.01, "CLIP f32");
     let vae = 2 * (row("vae").parameters + vae_encoder());
     near(mib(vae), 159.9, 0.01, "VAE bf16");
+}
+
+/// Bytes of FLUX.2-dev and of an expert of Wan 2.2, as users' logs round them.
+#[test]
+fn sizes_of_users_logs_of_newer_models() {
+    let bytes = |model: &str, component: &str| {
+        let rows = recipe(model, Codings::default()).components();
+        let row = rows.into_iter().find(|row| row.component == component).unwrap();
+        (row.device_bytes + row.table_bytes) as f64
+    };
+    let dit = bytes("flux.2-dev", "transformer");
+    assert!((dit / 64e9 - 1.0).abs() <= 0.01, "{dit:e}");
+    // A run reads 30 of 40 layers, not the head, and not the encoder of pictures.
+    let layer = 555_755_520.0;
+    let unread = 2.0 * (10.0 * layer + 5_120.0 + 131_072.0 * 5_120.0 + 438_958_080.0);
+    let text = bytes("flux.2-dev", "text_encoder") + unread;
+    assert!((text / 48e9 - 1.0).abs() <= 0.01, "{text:e}");
+    for expert in ["transformer", "transformer_2"] {
+        // "~27 GB" is 26.6 GiB.
+        let gib = bytes("wan2.2-t2v-a14b", expert) / GIB as f64;
+        assert!((gib - 26.61).abs() < 0.01 && gib.round() == 27.0, "{expert}: {gib}");
+    }
 }
 
 /// Parameters of the encoder of FLUX.1's VAE, which no run of text to picture reads.
@@ -165,8 +192,8 @@ fn h200_at_8_gib_is_near_the_floor() {
 
         let request =
             Request { line: Line::Bytes(8 * GIB), offload: Offload::Auto, prefetch: true };
-        let plan = plan(&recipe.graph, &machine, &request).unwrap();
-        let outcome = plimsoll_ledger::outcome(&recipe, &machine, &plan);
+        let plans = plans(&recipe, &machine, &request).unwrap();
+        let outcome = plimsoll_ledger::outcome(&recipe, &machine, &plans);
         let copying = outcome.copied_bytes_per_step as f64 / machine.link_bytes_per_second();
         let floor = outcome.compute_seconds_per_step.max(copying);
         let ratio = outcome.seconds_per_step / floor;
@@ -199,8 +226,8 @@ fn a_4080_is_advised_to_free_the_text_encoder_in_fp8_or_better() {
 #[test]
 fn the_curve_falls_and_says_where_streaming_is_free() {
     let (machine, _) = machine("h200");
-    let recipe = recipe("flux.1-dev", Codings::default());
-    let curve = curve(&recipe, &machine, false, 20).unwrap();
+    let model = known("flux.1-dev").unwrap();
+    let curve = curve(&model, &model.defaults(), &machine, false, 20).unwrap();
     assert_eq!(curve.points.len(), 20);
     for pair in curve.points.windows(2) {
         assert!(pair[0].line_bytes < pair[1].line_bytes);
@@ -217,30 +244,81 @@ fn the_curve_falls_and_says_where_streaming_is_free() {
 fn a_slow_disk_binds_where_memory_is_small() {
     let recipe = recipe("flux.1-dev", Codings::default());
     let streamed = 17_300_000_000;
-    let large = host_ledger(&recipe.graph, streamed, Some(64 * GIB)).unwrap();
+    let large = host_ledger(&recipe, streamed, Some(64 * GIB)).unwrap();
     assert!(large.is_cached && large.pinned_bytes == 0 && large.kv_cache_bytes == 0);
     assert!(large.file_bytes > 33_000_000_000, "{}", large.file_bytes);
-    assert!(!host_ledger(&recipe.graph, streamed, Some(16 * GIB)).unwrap().is_cached);
-    let none = host_ledger(&recipe.graph, streamed, Some(GIB)).unwrap_err();
+    assert!(!host_ledger(&recipe, streamed, Some(16 * GIB)).unwrap().is_cached);
+    let none = host_ledger(&recipe, streamed, Some(GIB)).unwrap_err();
     assert!(matches!(none, LedgerError::Ram { .. }), "{none}");
 }
 
+/// Nobody says in how many pieces: 75,600 tokens, both branches of guidance, 12 GB.
 #[test]
 fn wan_14b_720p_plans_under_12_gib() {
     let (machine, _) = machine("rtx-4070");
     let model = known("wan2.1-t2v-14b").unwrap();
-    let ask = Ask { row_chunks: 8, tile: 256, ..model.defaults() };
-    let recipe = model.recipe(&ask).unwrap();
     let line = Line::Bytes(12 * GIB);
-    let outcome = planned(&recipe, &machine, line, Offload::Auto, true).unwrap();
+    let request = Request { line, offload: Offload::Auto, prefetch: true };
+    let found = fit(&model, &model.defaults(), &machine, &request).unwrap();
+    let outcome = found.outcome;
     println!(
-        "{:.2} GiB, {:.1} s a step",
+        "{:.2} GiB, {:.1} s a step, {:?} pieces, tile {:?}",
         outcome.vram_bytes as f64 / GIB as f64,
-        outcome.seconds_per_step
+        outcome.seconds_per_step,
+        found.ask.row_chunks,
+        found.ask.tile
     );
     assert!(outcome.vram_bytes <= 12 * GIB);
     // Streaming is nothing beside this arithmetic.
     assert!(outcome.seconds_per_step <= 1.02 * outcome.compute_seconds_per_step);
+    // What pieces cost is in the seconds: within 2 % of the step in one piece.
+    let whole = model.recipe(&Ask { tile: Some(256), ..model.defaults() }).unwrap();
+    let endless = machine.with_vram(1 << 44);
+    let whole = planned(&whole, &endless, Line::Max, Offload::Auto, true).unwrap();
+    assert!(outcome.seconds_per_step <= 1.02 * whole.seconds_per_step);
+}
+
+/// The pieces follow from the line: none where the whole fits, smaller tiles where less remains.
+#[test]
+fn tiles_are_taken_from_the_bytes_that_remain() {
+    for (name, card) in [("flux.1-dev", "rtx-3060"), ("wan2.1-t2v-1.3b", "rtx-4060")] {
+        let (machine, _) = machine(card);
+        let model = known(name).unwrap();
+        let at = |line| {
+            let request = Request { line, offload: Offload::Auto, prefetch: true };
+            fit(&model, &model.defaults(), &machine.clone().with_vram(1 << 44), &request).unwrap()
+        };
+        let whole = at(Line::Max);
+        assert_eq!((whole.ask.row_chunks, whole.ask.tile), (Some(1), Some(0)), "{name}");
+        let least = at(Line::Min);
+        assert!(least.ask.tile.unwrap() > 0, "{name}: {:?}", least.ask);
+        let fixed = Ask { tile: Some(0), row_chunks: Some(1), ..model.defaults() };
+        let fixed = model.recipe(&fixed).unwrap();
+        let vast = machine.clone().with_vram(1 << 44);
+        let fixed = planned(&fixed, &vast, Line::Min, Offload::Auto, true).unwrap();
+        assert!(least.outcome.vram_bytes < fixed.vram_bytes, "{name}");
+        // The line that was found is the smallest: a MiB less has no plan.
+        let less = Line::Bytes(least.outcome.vram_bytes - (1 << 20));
+        let request = Request { line: less, offload: Offload::Auto, prefetch: true };
+        assert!(fit(&model, &model.defaults(), &vast, &request).is_err(), "{name}");
+    }
+}
+
+/// Packed fp8 is what `pack` writes: modulation, embedders and the last layer stay in bf16.
+#[test]
+fn ours_in_fp8_has_the_bytes_of_a_packed_folder() {
+    let model = known("flux.1-dev").unwrap();
+    let bytes = |packed| {
+        let ask = Ask { codings: FP8, packed, ..model.defaults() };
+        let rows = model.recipe(&ask).unwrap().components();
+        rows.into_iter().find(|row| row.component == "transformer").unwrap()
+    };
+    let (packed, cast) = (bytes(true), bytes(false));
+    // 11,901,408,320 parameters of which 8,607,375,360 are in matrices of 8 bits, with a scale in f32 a row.
+    let narrow = 19 * 24 * 3072u64.pow(2) + 38 * 12 * 3072u64.pow(2);
+    let rows = 19 * 2 * (3 + 1 + 4 + 1) * 3072 + 38 * (3 + 4 + 1) * 3072;
+    assert_eq!(packed.device_bytes, 2 * 11_901_408_320 - narrow + 4 * rows);
+    assert!(cast.device_bytes < packed.device_bytes);
 }
 
 #[test]
@@ -248,9 +326,9 @@ fn advice_is_never_in_force_already() {
     let (machine, _) = machine("rtx-4060");
     let model = known("wan2.1-t2v-14b").unwrap();
     let line = Line::Bytes(4 * GIB);
-    let ask = model.defaults();
+    let ask = Ask { row_chunks: Some(1), tile: Some(0), ..model.defaults() };
     let Verdict::DoesNotFit { smallest_bytes, changes } =
-        advise(&model, &ask, &machine, line).unwrap()
+        advise(&model, &ask, &machine, line, Offload::Auto).unwrap()
     else {
         panic!("14B at 720p fits 4 GiB");
     };
@@ -260,13 +338,15 @@ fn advice_is_never_in_force_already() {
         changes.iter().any(|change| change.what.contains(word))
     };
     assert!(says(&changes, "both") && says(&changes, "tiles"), "{changes:?}");
-    let ask = Ask { row_chunks: 8, tile: 256, ..ask };
-    if let Verdict::DoesNotFit { changes, .. } = advise(&model, &ask, &machine, line).unwrap() {
+    let ask = Ask { row_chunks: Some(8), tile: Some(256), ..ask };
+    if let Verdict::DoesNotFit { changes, .. } =
+        advise(&model, &ask, &machine, line, Offload::Auto).unwrap()
+    {
         assert!(!says(&changes, "chunks") && !says(&changes, "tile"), "{changes:?}");
     }
     let model = known("flux.1-dev").unwrap();
     let Verdict::Fits { buys, outcome } =
-        advise(&model, &model.defaults(), &machine, Line::Bytes(6 * GIB)).unwrap()
+        advise(&model, &model.defaults(), &machine, Line::Bytes(6 * GIB), Offload::Auto).unwrap()
     else {
         panic!("FLUX.1 fits 6 GiB");
     };
@@ -275,57 +355,18 @@ fn advice_is_never_in_force_already() {
     }
 }
 
+/// What the planner does by itself is no advice; a strategy that a person fixed is.
 #[test]
-fn every_model_on_every_card_is_planned_and_proved_or_refused() {
-    let machines = Machines::builtin().unwrap();
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut next = |most: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % most
+fn advice_for_a_fixed_strategy_is_to_stream() {
+    let (machine, _) = machine("rtx-4070");
+    let model = known("flux.1-dev").unwrap();
+    let line = Line::Bytes(11 * GIB);
+    let verdict = advise(&model, &model.defaults(), &machine, line, Offload::None).unwrap();
+    let Verdict::DoesNotFit { smallest_bytes, changes } = verdict else {
+        panic!("33 GB fit in 11");
     };
-    let count = std::env::var("PLIMSOLL_QUERIES").ok().and_then(|text| text.parse().ok());
-    let (mut planned, mut refused) = (0, 0);
-    for _ in 0..count.unwrap_or(60) {
-        let model = known(NAMES[next(6) as usize]).unwrap();
-        let card = &machines.cards[next(machines.cards.len() as u64) as usize];
-        let machine = Forecast::new(&machines.known(card, None).unwrap());
-        let codes = [Coding::Plain, Coding::Fp8, Coding::Nf4];
-        let ask = Ask {
-            size: [32 * (1 + next(40)), 32 * (1 + next(40)), 1 + 4 * next(9)],
-            steps: 1 + next(6) as u32,
-            codings: Codings { denoiser: codes[next(3) as usize], text: codes[next(3) as usize] },
-            row_chunks: 1 + next(4),
-            tile: [0, 256, 512][next(3) as usize],
-            hoist: next(2) == 0,
-            ..model.defaults()
-        };
-        let ask = if model.is_video() {
-            ask
-        } else {
-            Ask { size: [ask.size[0], ask.size[1], 1], row_chunks: 1, tile: 0, ..ask }
-        };
-        let recipe = model.recipe(&ask).unwrap();
-        let line = Line::Bytes((1 + next(400)) << 26);
-        let request = Request { line, offload: Offload::Auto, prefetch: next(4) > 0 };
-        match plan(&recipe.graph, &machine, &request) {
-            Ok(plan) => {
-                let limit = line.bytes(machine.vram_bytes()).unwrap();
-                assert!(plan.predicted.vram_process_bytes <= limit);
-                let graph = &recipe.graph;
-                let scratch = |op: &plimsoll_graph::Op| machine.workspace_bytes(graph, op);
-                let reserved = machine.reserved_bytes();
-                plimsoll_verify::verify(graph, &plan, reserved, &scratch).expect("a proof");
-                planned += 1;
-            }
-            Err(PlanError::Infeasible { smallest_bytes, line_bytes, .. }) => {
-                assert!(smallest_bytes > line_bytes);
-                refused += 1;
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    println!("{planned} planned and proved, {refused} refused");
-    assert!(planned > 0 && refused > 0);
+    assert!(smallest_bytes > 30 * GIB);
+    let first = &changes[0];
+    assert!(first.fits && first.runs && first.what.contains("--offload auto"), "{changes:?}");
+    assert!(changes.iter().all(|change| !change.what.contains("pieces")), "{changes:?}");
 }

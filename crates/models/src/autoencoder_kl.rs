@@ -141,6 +141,25 @@ impl VaeConfig {
         decoder.trace(b, latent, size, tile);
     }
 
+    /// As [`VaeConfig::trace`], on paper: one of the tiles of `[1, height, width]` latents that it is decoded in.
+    pub(crate) fn trace_tile(
+        &self,
+        b: &mut Builder<'_>,
+        component: &str,
+        latent: Value,
+        size: [u64; 2],
+        [_, height, width]: [u64; 3],
+    ) {
+        let id = b.component(component);
+        b.phase(PhaseKind::Decode, "decode");
+        b.block(id, "vae.conv_in");
+        b.output("latent", latent);
+        let shift = self.shift_factor.unwrap_or(0.0);
+        let z = b.unpatchify("z", latent, size, self.scaling_factor, shift);
+        let z = b.tile("tile", z, height * width, self.latent_channels);
+        Decoder { config: self, id }.trace_pixels(b, z, [height, width]);
+    }
+
     /// Traces the decoder over latent pixels `[height * width, channels]` in the present decode phase, in blocks of its
     /// component.
     pub(crate) fn trace_pixels(&self, b: &mut Builder<'_>, z: Value, size: [u64; 2]) {

@@ -73,6 +73,7 @@ impl VideoRun {
             let value = u64::from(self.samples);
             return refuse("number of pictures", value, "1 to 64 is needed".to_owned());
         }
+        check_tile(self.tile)?;
         if self.row_chunks == 0 || self.row_chunks > 1_024 {
             return refuse("row chunks", self.row_chunks, "1 to 1024 is needed".to_owned());
         }
@@ -83,6 +84,39 @@ impl VideoRun {
     pub(crate) fn latent_frames(&self) -> u64 {
         1 + (self.frames - 1) / 4
     }
+}
+
+/// Least side of a decoder's tile, in pixels.
+const TILE_LEAST: u64 = 64;
+
+/// Refuses a tile that no decoder can take.
+fn check_tile(tile: u64) -> Result<(), ModelError> {
+    if tile == 0 || (tile % 8 == 0 && (TILE_LEAST..=SIDE_MAX).contains(&tile)) {
+        return Ok(());
+    }
+    Err(ModelError::Request {
+        what: "side of a tile".to_owned(),
+        value: tile.to_string(),
+        expected: format!(
+            "a multiple of 8 from {TILE_LEAST} to {SIDE_MAX} is needed, or 0 for none"
+        ),
+    })
+}
+
+/// How a picture of `[height, width]` latents is decoded in tiles of so many pixels, of which three quarters are new on
+/// each axis, as in the reference.
+///
+/// # Errors
+/// [`ModelError::Request`] for a tile that no decoder can take.
+pub(crate) fn picture_tiles([height, width]: [u64; 2], tile: u64) -> Result<Tiles, ModelError> {
+    check_tile(tile)?;
+    let side = tile / 8;
+    if side == 0 || (side >= height && side >= width) {
+        return Ok(Tiles { size: [1, height, width], count: 1 });
+    }
+    let stride = (side * 3 / 4).max(1);
+    let count = height.div_ceil(stride) * width.div_ceil(stride);
+    Ok(Tiles { size: [1, side.min(height), side.min(width)], count })
 }
 
 /// `rows` in at most `chunks` pieces of one size but the last: first row and number of rows of each.

@@ -3,7 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 
 use plimsoll_graph::{Coding, DType, Graph, OpKind, PhaseKind};
-use plimsoll_models::{HunyuanModel, SdxlModel, VideoRun, WanModel};
+use plimsoll_models::wan::high_noise_steps;
+use plimsoll_models::{
+    Expert, Flux2Model, FluxModel, FluxRun, HunyuanModel, Paper, SdxlModel, VideoRun, WanModel,
+    ZImageModel,
+};
 
 fn run(width: u64, height: u64, frames: u64) -> VideoRun {
     VideoRun {
@@ -17,10 +21,6 @@ fn run(width: u64, height: u64, frames: u64) -> VideoRun {
         row_chunks: 1,
         tile: 0,
     }
-}
-
-fn plain(_: &str, _: &str) -> Coding {
-    Coding::Plain
 }
 
 fn parameters(graph: &Graph, component: &str) -> u64 {
@@ -52,7 +52,7 @@ fn near(found: f64, expected: f64, share: f64) {
 
 #[test]
 fn sdxl_has_the_published_parameters() {
-    let graph = SdxlModel.graph(&run(1024, 1024, 1), &plain).unwrap();
+    let graph = SdxlModel.graph(&run(1024, 1024, 1), &Paper::default()).unwrap();
     assert_eq!(parameters(&graph, "unet"), 2_567_463_684);
     assert_eq!(parameters(&graph, "text_encoder_2"), 694_659_840);
     // Without the last layer (7,087,872) and the final norm (1,536), which SDXL does not use.
@@ -63,7 +63,7 @@ fn sdxl_has_the_published_parameters() {
 
 #[test]
 fn sdxl_has_the_published_work() {
-    let graph = SdxlModel.graph(&run(1024, 1024, 1), &plain).unwrap();
+    let graph = SdxlModel.graph(&run(1024, 1024, 1), &Paper::default()).unwrap();
     // 5.98 TFLOP a branch without attention, of which the hoisted text projections are a little.
     near(work(&graph)[0], 2.0 * 5.98e12, 0.02);
     near(work(&graph)[1], 2.0 * 0.75e12, 0.05);
@@ -71,10 +71,10 @@ fn sdxl_has_the_published_work() {
 
 #[test]
 fn wan_has_the_published_parameters() {
-    let large = WanModel::t2v_14b().graph(&run(1280, 720, 81), &plain).unwrap();
+    let large = WanModel::t2v_14b().graph(&run(1280, 720, 81), &Paper::default()).unwrap();
     assert_eq!(parameters(&large, "transformer"), 14_288_491_584);
     assert_eq!(parameters(&large, "text_encoder"), 5_680_910_336);
-    let small = WanModel::t2v_1_3b().graph(&run(832, 480, 81), &plain).unwrap();
+    let small = WanModel::t2v_1_3b().graph(&run(832, 480, 81), &Paper::default()).unwrap();
     assert_eq!(parameters(&small, "transformer"), 1_418_996_800);
     // Both halves of the VAE are 126,892,531; the encoder's and quant_conv's part by its listed shapes.
     assert_eq!(parameters(&large, "vae") + wan_encoder(), 126_892_531);
@@ -114,14 +114,14 @@ fn wan_has_the_published_tokens_and_work() {
     assert_eq!(tokens(832, 480, 81), 32_760);
     assert_eq!(tokens(1280, 720, 1), 3_600);
     // A step is two forwards: 1,810 TFLOP of products and 4,714 of attention each.
-    let graph = model.graph(&run(1280, 720, 81), &plain).unwrap();
+    let graph = model.graph(&run(1280, 720, 81), &Paper::default()).unwrap();
     near(work(&graph)[0], 2.0 * 1_810e12, 0.01);
     near(work(&graph)[1], 2.0 * 4_714e12, 0.01);
 }
 
 #[test]
 fn wan_hoists_the_text_projections() {
-    let graph = WanModel::t2v_14b().graph(&run(1280, 720, 81), &plain).unwrap();
+    let graph = WanModel::t2v_14b().graph(&run(1280, 720, 81), &Paper::default()).unwrap();
     let phase = graph.phases.iter().find(|p| p.kind == PhaseKind::Hoist).unwrap();
     let weights = phase.visits.iter().flat_map(|v| &graph.blocks[v.block.index()].weights);
     let bytes: u64 = weights.map(|id| graph.weight(*id).bytes()).sum();
@@ -133,7 +133,7 @@ fn wan_hoists_the_text_projections() {
 fn hunyuan_has_the_published_parameters() {
     let model = HunyuanModel::t2v();
     let run = run(1280, 720, 129);
-    let graph = model.graph(&run, &plain).unwrap();
+    let graph = model.graph(&run, &Paper::default()).unwrap();
     assert_eq!(parameters(&graph, "transformer"), 12_821_012_544);
     assert_eq!(parameters(&graph, "text_encoder_2"), 123_060_480);
     // Llama 3 8B without its last two layers, final norm and head: embedding and 30 layers of 218,112,000.
@@ -143,7 +143,7 @@ fn hunyuan_has_the_published_parameters() {
 
 #[test]
 fn hunyuan_has_the_work_of_its_shapes() {
-    let graph = HunyuanModel::t2v().graph(&run(1280, 720, 129), &plain).unwrap();
+    let graph = HunyuanModel::t2v().graph(&run(1280, 720, 129), &Paper::default()).unwrap();
     let n = 119_056.0;
     let [linear, attention] = work(&graph);
     near(attention, 60.0 * 4.0 * n * n * 3072.0, 0.001);
@@ -154,15 +154,15 @@ fn hunyuan_has_the_work_of_its_shapes() {
 fn pieces_of_rows_change_neither_work_nor_weights() {
     for (whole, cut) in [
         (
-            WanModel::t2v_1_3b().graph(&run(832, 480, 81), &plain).unwrap(),
+            WanModel::t2v_1_3b().graph(&run(832, 480, 81), &Paper::default()).unwrap(),
             WanModel::t2v_1_3b()
-                .graph(&VideoRun { row_chunks: 8, ..run(832, 480, 81) }, &plain)
+                .graph(&VideoRun { row_chunks: 8, ..run(832, 480, 81) }, &Paper::default())
                 .unwrap(),
         ),
         (
-            HunyuanModel::t2v().graph(&run(960, 544, 33), &plain).unwrap(),
+            HunyuanModel::t2v().graph(&run(960, 544, 33), &Paper::default()).unwrap(),
             HunyuanModel::t2v()
-                .graph(&VideoRun { row_chunks: 8, ..run(960, 544, 33) }, &plain)
+                .graph(&VideoRun { row_chunks: 8, ..run(960, 544, 33) }, &Paper::default())
                 .unwrap(),
         ),
     ] {
@@ -175,11 +175,125 @@ fn pieces_of_rows_change_neither_work_nor_weights() {
 #[test]
 fn frames_that_a_vae_cannot_take_are_refused_with_the_nearest() {
     for frames in [0, 2, 80, 82, 1_000_000] {
-        let wan = WanModel::t2v_14b().graph(&run(1280, 720, frames), &plain).unwrap_err();
+        let wan =
+            WanModel::t2v_14b().graph(&run(1280, 720, frames), &Paper::default()).unwrap_err();
         assert!(wan.to_string().contains("4n + 1 is needed"), "{wan}");
     }
-    let error = HunyuanModel::t2v().graph(&run(1280, 720, 80), &plain).unwrap_err().to_string();
+    let error =
+        HunyuanModel::t2v().graph(&run(1280, 720, 80), &Paper::default()).unwrap_err().to_string();
     assert!(error.contains("77 or 81"), "{error}");
-    assert!(SdxlModel.graph(&run(1024, 1024, 5), &plain).is_err());
-    assert!(SdxlModel.graph(&run(1000, 1024, 1), &plain).is_err());
+    assert!(SdxlModel.graph(&run(1024, 1024, 5), &Paper::default()).is_err());
+    assert!(SdxlModel.graph(&run(1000, 1024, 1), &Paper::default()).is_err());
+}
+
+/// Parameters of a layer of a language model with heads of 128.
+fn layer(width: u64, heads: u64, kv_heads: u64, feed_forward: u64, head_norms: u64) -> u64 {
+    let projections = 2 * width * heads * 128 + 2 * width * kv_heads * 128;
+    projections + 3 * width * feed_forward + 2 * width + head_norms
+}
+
+#[test]
+fn flux_2_has_the_published_parameters() {
+    let graph = Flux2Model::dev().graph(&run(1024, 1024, 1), &Paper::default()).unwrap();
+    // Blocks and modulation by width: 8 of 26 d^2, 48 of 13 d^2, 15 d^2, embedders and the last layer.
+    let d = 6144u64;
+    let embedders = (128 + 15_360 + 2 * 256 + 128) * d + 2 * d * d + 2 * d * d;
+    let expected = (8 * 26 + 48 * 13 + 15) * d * d + embedders + 8 * 512 + 48 * 256;
+    assert_eq!(parameters(&graph, "transformer"), expected);
+    assert_eq!(expected, 32_223_281_152);
+    // What a run does not read: ten layers, the last norm, the head (and the encoder of pictures).
+    let unread = 10 * layer(5120, 32, 8, 32_768, 0) + 5120 + 131_072 * 5120;
+    assert_eq!(parameters(&graph, "text_encoder") + unread, 23_572_403_200);
+    // The decoder of FLUX.1's VAE with 16 channels more, and the 1x1 convolution before it.
+    let more = 16 * 512 * 9 + 32 * 32 + 32;
+    assert_eq!(parameters(&graph, "vae"), 49_545_475 + more);
+}
+
+#[test]
+fn z_image_has_the_published_parameters() {
+    let graph = ZImageModel::turbo().graph(&run(1024, 1024, 1), &Paper::default()).unwrap();
+    // The two pad vectors are not read.
+    assert_eq!(parameters(&graph, "transformer") + 2 * 3840, 6_154_908_736);
+    let unread = layer(2560, 32, 8, 9728, 256) + 2560;
+    assert_eq!(parameters(&graph, "text_encoder") + unread, 4_022_468_096);
+}
+
+/// Each expert of Wan 2.2 is a transformer of Wan 2.1; the second part begins where the first ends.
+#[test]
+fn wan_2_2_is_two_runs_of_the_same_shapes() {
+    let model = WanModel::t2v_14b();
+    let of = |expert| {
+        let run = VideoRun { steps: 2, ..run(832, 480, 17) };
+        model.expert_graph(&run, &Paper::default(), expert).unwrap()
+    };
+    let (high, low) = (of(Expert::HighNoise), of(Expert::LowNoise));
+    assert_eq!(parameters(&high, "transformer"), 14_288_491_584);
+    assert_eq!(parameters(&low, "transformer_2"), 14_288_491_584);
+    assert!(high.components.iter().all(|component| component.name != "vae"));
+    assert_eq!(parameters(&low, "text_encoder"), 0);
+    let shape = |rows: u64, cols: u64, name: &str| (rows, cols, name.to_owned());
+    for output in &high.outputs {
+        let name = if output.name == "latent" { "noise" } else { &output.name };
+        let out = shape(output.rows, output.cols, name);
+        assert!(low.inputs.iter().any(|input| shape(input.rows, input.cols, &input.name) == out));
+    }
+    assert_eq!(high_noise_steps(40), 26);
+    for steps in 1..=100 {
+        assert!((1..=steps).contains(&high_noise_steps(steps)));
+    }
+}
+
+fn flux_run() -> FluxRun {
+    FluxRun {
+        width: 1024,
+        height: 1024,
+        steps: 4,
+        samples: 1,
+        text_tokens: 512,
+        dtype: DType::BF16,
+        hoist: true,
+        vae_tile: None,
+    }
+}
+
+/// A net of 5 double blocks: 3.6 GB, the figure that people plan with.
+#[test]
+fn controlnets_are_components_of_their_own() {
+    let paper = Paper { controlnets: 2, ..Paper::default() };
+    let graph = FluxModel::dev().paper_graph(&flux_run(), &paper).unwrap();
+    for name in ["controlnet", "controlnet_2"] {
+        near(2.0 * parameters(&graph, name) as f64, 3.58e9, 0.01);
+    }
+    assert_eq!(parameters(&graph, "transformer"), 11_901_408_320);
+}
+
+/// Rank 64 beside attention and feed-forward layers: 36 d a double block, 17 d a single one, for each rank.
+#[test]
+fn an_adapter_costs_its_own_bytes() {
+    let rank = |component: &str, block: &str| {
+        let is_block = block.starts_with("double") || block.starts_with("single");
+        if component == "transformer" && is_block { 64 } else { 0 }
+    };
+    for coding in [Coding::Plain, Coding::Nf4] {
+        let coding = move |_: &str, _: &str| coding;
+        let paper = Paper { adapter: &rank, coding: &coding, ..Paper::default() };
+        let graph = FluxModel::dev().paper_graph(&flux_run(), &paper).unwrap();
+        let halves = graph.weights.iter().filter(|weight| weight.name.contains("lora_"));
+        let bytes: u64 = halves.map(plimsoll_graph::Weight::bytes).sum();
+        assert_eq!(bytes, 2 * 64 * 3072 * (19 * 36 + 38 * 17));
+    }
+}
+
+#[test]
+fn a_picture_is_decoded_in_tiles() {
+    let model = FluxModel::dev();
+    let tiles = model.tiles(&flux_run(), 512).unwrap();
+    // Of 64 latents a side 48 are new: 3 tiles over 128.
+    assert_eq!((tiles.size, tiles.count), ([1, 64, 64], 9));
+    assert_eq!(model.tiles(&flux_run(), 1024).unwrap().count, 1);
+    for tile in [3, 56, 100, 20_000] {
+        assert!(model.tiles(&flux_run(), tile).is_err(), "{tile}");
+        let run = VideoRun { tile, ..run(1280, 720, 81) };
+        assert!(WanModel::t2v_14b().graph(&run, &Paper::default()).is_err(), "{tile}");
+    }
 }

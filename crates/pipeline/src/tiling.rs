@@ -31,10 +31,13 @@ impl FromStr for Tiling {
         match text {
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Auto),
-            edge => edge
-                .parse()
-                .map(Self::Edge)
-                .map_err(|_| "expected off, auto or the side of a tile in pixels".to_owned()),
+            edge => match edge.parse() {
+                Ok(0) | Err(_) => {
+                    Err("expected off, auto or the side of a tile in pixels, such as 512"
+                        .to_owned())
+                }
+                Ok(edge) => Ok(Self::Edge(edge)),
+            },
         }
     }
 }

@@ -31,18 +31,27 @@ pub(crate) struct ForecastArgs {
     /// Frames of a film, 4n + 1 [default: the model's]
     #[arg(long)]
     pub(crate) frames: Option<u64>,
-    /// Pieces that the tokens of a film are taken in: fewer bytes, the same bits
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) row_chunks: u64,
-    /// Side of the decoder's tiles in pixels, for films; 0 for whole frames
-    #[arg(long, value_name = "PIXELS", default_value_t = 0)]
-    pub(crate) tile: u64,
-    /// How the denoiser's matrices are kept
-    #[arg(long, value_enum, default_value_t = CodingName::Bf16)]
-    pub(crate) weights: CodingName,
-    /// How the text encoders' matrices are kept
-    #[arg(long, value_enum, default_value_t = CodingName::Bf16)]
-    pub(crate) text_weights: CodingName,
+    /// Pieces that the tokens of a film are taken in: fewer bytes, the same bits [default: as few as fit]
+    #[arg(long, value_name = "N")]
+    pub(crate) row_chunks: Option<u64>,
+    /// How the denoiser's matrices are kept [default: bf16]
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<CodingName>,
+    /// How the text encoders' matrices are kept [default: bf16]
+    #[arg(long, value_enum)]
+    pub(crate) text_weights: Option<CodingName>,
+    /// Rank of a LoRA beside the denoiser's blocks
+    #[arg(long, value_name = "RANK")]
+    pub(crate) lora_rank: Option<u64>,
+    /// ControlNets beside FLUX.1, of 5 double blocks each
+    #[arg(long, value_name = "N")]
+    pub(crate) controlnets: Option<u32>,
+    /// Plan for a card without fused attention: scores are in memory, a piece of their rows at a time
+    #[arg(long)]
+    pub(crate) no_flash_attention: bool,
+    /// Print the schema of what --json prints for a model by name
+    #[arg(long)]
+    pub(crate) json_schema: bool,
     /// Show the field's strategies and ours side by side
     #[arg(long)]
     pub(crate) strategies: bool,
@@ -59,6 +68,17 @@ impl ForecastArgs {
     pub(crate) fn is_asked(&self) -> bool {
         self.gpu.is_some()
             || self.machine.is_some()
+            || self.bus.is_some()
+            || self.ram.is_some()
+            || self.disk.is_some()
+            || self.size.is_some()
+            || self.frames.is_some()
+            || self.row_chunks.is_some()
+            || self.weights.is_some()
+            || self.text_weights.is_some()
+            || self.lora_rank.is_some()
+            || self.controlnets.is_some()
+            || self.no_flash_attention
             || self.strategies
             || self.curve.is_some()
             || self.timeline.is_some()

@@ -4,26 +4,28 @@ pub(crate) mod args;
 mod print;
 mod thumb;
 
-use plimsoll_cuda_kernels::{Arch, Backends};
-use plimsoll_device_cuda::profile::CardProfile;
+mod machine;
+
 use plimsoll_ledger::{
-    Ask, Codings, Curve, Forecast, HostLedger, Known, KnownModel, LedgerError, Machines, Recipe,
-    StrategyRow, Verdict, advise, curve, host_ledger, known, strategies,
+    Answer, Ask, Codings, Curve, FORECAST_VERSION, Fitter, Forecast, ForecastReport, HostLedger,
+    Known, KnownModel, LedgerError, PartReport, Recipe, Recommendation, RefusalReport, StrategyRow,
+    Verdict, advise, curve, host_ledger, known, strategies,
 };
-use plimsoll_pipeline::PipelineError;
-use plimsoll_plan::{Ledger, Line, Machine, Offload, Plan, PlanError, Request, explain, plan};
-use serde_json::json;
+use plimsoll_pipeline::{PipelineError, Tiling};
+use plimsoll_plan::{Ledger, Line, Machine, Offload, Plan, PlanError, Request, explain};
 
 pub(crate) use thumb::run as ledger;
 
-use args::CurveArg;
+use args::{CodingName, CurveArg};
 
-use crate::args::{KernelsName, PlanArgs};
+use crate::args::PlanArgs;
 use crate::failure::Failure;
 use crate::out;
 
 /// Lines of a curve that is drawn.
 const CURVE_LINES: usize = 50;
+/// What a disk is taken to read in a second where nothing is said of it: an NVMe drive behind PCIe 3.
+const DISK_BYTES_PER_SECOND: f64 = 3.5e9;
 
 /// All that is told of a run by name.
 struct Told {
@@ -31,14 +33,15 @@ struct Told {
     ask: Ask,
     known: Known,
     recipe: Recipe,
-    plan: Plan,
-    ledger: Ledger,
+    plans: Vec<Plan>,
+    ledgers: Vec<Ledger>,
     outcome: plimsoll_ledger::Outcome,
     host: HostLedger,
-    verdict: Option<Verdict>,
+    verdict: Verdict,
     strategies: Vec<StrategyRow>,
     curve: Option<Curve>,
     machine: Forecast,
+    warnings: Vec<String>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -47,93 +50,94 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             format!("{} is planned from its shapes: --transformer is for folders", args.run.model);
         return Err(Failure::Usage(what));
     }
-    if args.run.dtype.has_parts() {
-        let what = "a forecast takes --weights and --text-weights, not --dtype COMPONENT=DTYPE";
-        return Err(Failure::Usage(what.to_owned()));
-    }
     let model = known(&args.run.model)?;
-    let ask = ask(args, &model);
-    let (known, machine) = machine(args)?;
-    let recipe = model.recipe(&ask)?;
+    let ask = ask(args, &model)?;
+    let (known, machine, mut warnings) = machine::of(args)?;
     let request = Request {
         line: args.run.vram.0,
         offload: args.run.offload(),
         prefetch: args.run.prefetch.is_on(),
     };
-    let plan = match plan(&recipe.graph, &machine, &request) {
-        Ok(plan) => plan,
-        Err(PlanError::Infeasible { .. }) if request.offload == Offload::Auto => {
-            return refuse(args, &model, &ask, &machine, &recipe, &request);
+    let mut fitter = Fitter::new(&model, &ask);
+    let mut machine = machine;
+    let mut fit = match fitter.fit(&machine, &request) {
+        Ok(fit) => fit,
+        Err(LedgerError::Plan(error @ PlanError::Infeasible { .. })) => {
+            return refuse(args, &model, &ask, &machine, &request, error);
         }
-        Err(error) => return Err(Failure::Pipeline(PipelineError::from(error))),
+        Err(error) => return Err(error.into()),
     };
-    let (plan, machine, host) = behind_disk(args, &recipe, machine, &request, plan)?;
-    let outcome = plimsoll_ledger::outcome(&recipe, &machine, &plan);
+    let ram = args.forecast.ram.map(|size| size.0);
+    let streamed = fit.outcome.copied_bytes_per_step;
+    let mut host = host_ledger(fitter.recipe(&fit.ask)?, streamed, ram)?;
+    if !host.is_cached {
+        // RAM does not hold what a step streams, so the disk is the bus.
+        machine = machine.behind(disk(args, &mut warnings));
+        fit = fitter.fit(&machine, &request)?;
+        let streamed = fit.outcome.copied_bytes_per_step;
+        host = host_ledger(fitter.recipe(&fit.ask)?, streamed, ram)?;
+    }
     // As the plan has it: of `min` and `max` too.
-    let line = Line::Bytes(plan.line_bytes);
+    let line = Line::Bytes(fit.plans.iter().map(|plan| plan.line_bytes).max().unwrap_or(1));
     let rows = if args.forecast.strategies {
         strategies(&model, &ask, &machine, line)?
     } else {
         Vec::new()
     };
-    let drawn = match &args.forecast.curve {
-        Some(CurveArg::Lines(count)) => Some(curve(&recipe, &machine, !host.is_cached, *count)?),
-        Some(CurveArg::File(_)) => Some(curve(&recipe, &machine, !host.is_cached, CURVE_LINES)?),
+    let lines = match &args.forecast.curve {
+        Some(CurveArg::Lines(count)) => Some(*count),
+        Some(CurveArg::File(_)) => Some(CURVE_LINES),
         None => None,
     };
+    let drawn = lines.map(|count| curve(&model, &ask, &machine, !host.is_cached, count));
+    let drawn = drawn.transpose()?;
     let title = format!("{} on {}", model.name, machine.name());
     if let (Some(CurveArg::File(path)), Some(drawn)) = (&args.forecast.curve, &drawn) {
         write(path, &plimsoll_ledger::curve_svg(drawn, &title))?;
     }
-    if let Some(path) = &args.forecast.timeline {
-        write(path, &plimsoll_ledger::timeline_svg(&recipe.graph, &plan, &machine, &title))?;
+    let recipe = fitter.recipe(&fit.ask)?.clone();
+    if let (Some(path), Some(plan)) = (&args.forecast.timeline, fit.plans.first()) {
+        write(path, &plimsoll_ledger::timeline_svg(&recipe.graph, plan, &machine, &title))?;
     }
-    let verdict = match request.offload {
-        Offload::Auto => Some(advise(&model, &ask, &machine, line)?),
-        _ => None,
-    };
-    let ledger = explain(&recipe.graph, &plan);
+    let verdict = advise(&model, &ask, &machine, line, request.offload)?;
+    let ledgers =
+        recipe.parts().zip(&fit.plans).map(|(part, plan)| explain(&part.graph, plan)).collect();
     let told = Told {
-        model,
-        ask,
+        ask: fit.ask,
         known,
         recipe,
-        plan,
-        ledger,
-        outcome,
+        plans: fit.plans,
+        ledgers,
+        outcome: fit.outcome,
         host,
         verdict,
         strategies: rows,
         // What was drawn is not listed as well.
         curve: drawn.filter(|_| matches!(args.forecast.curve, Some(CurveArg::Lines(_)))),
         machine,
+        model,
+        warnings,
     };
-    if args.run.json { out::result(&told.json()) } else { out::result(&told.text()) }
+    if args.run.json {
+        return json(&Answer::Forecast(Box::new(told.report())));
+    }
+    for warning in &told.warnings {
+        out::notice(warning);
+    }
+    out::result(&told.text())
 }
 
-/// The plan with what the host has: where it cannot hold what a step streams, the disk is the bus.
-fn behind_disk(
-    args: &PlanArgs,
-    recipe: &Recipe,
-    machine: Forecast,
-    request: &Request,
-    plan: Plan,
-) -> Result<(Plan, Forecast, HostLedger), Failure> {
-    let ram = args.forecast.ram.map(|size| size.0);
-    let host = host_ledger(&recipe.graph, plan.predicted.copied_bytes_per_step, ram)?;
-    if host.is_cached {
-        return Ok((plan, machine, host));
-    }
+/// Bytes a second of the disk behind the page cache.
+fn disk(args: &PlanArgs, warnings: &mut Vec<String>) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "seconds are an estimate")]
-    let Some(rate) = args.forecast.disk.map(|size| size.0 as f64) else {
-        let what = "--ram does not hold what a step streams: say with --disk how fast the disk is";
-        return Err(Failure::Usage(what.to_owned()));
-    };
-    let machine = machine.behind(rate);
-    let plan = plimsoll_plan::plan(&recipe.graph, &machine, request)
-        .map_err(|error| Failure::Pipeline(PipelineError::from(error)))?;
-    let host = host_ledger(&recipe.graph, plan.predicted.copied_bytes_per_step, ram)?;
-    Ok((plan, machine, host))
+    let asked = args.forecast.disk.map(|size| size.0 as f64);
+    asked.unwrap_or_else(|| {
+        warnings.push(format!(
+            "--ram does not hold what a step streams: a disk of {:.1} GB/s is assumed, say with --disk how fast it is",
+            DISK_BYTES_PER_SECOND / 1e9
+        ));
+        DISK_BYTES_PER_SECOND
+    })
 }
 
 /// A run that does not fit: the one-line error, after the changes that would help.
@@ -142,20 +146,31 @@ fn refuse(
     model: &KnownModel,
     ask: &Ask,
     machine: &Forecast,
-    recipe: &Recipe,
     request: &Request,
+    error: PlanError,
 ) -> Result<(), Failure> {
-    let verdict = advise(model, ask, machine, request.line)?;
-    if !args.run.json {
+    let verdict = advise(model, ask, machine, request.line, request.offload)?;
+    let failure = Failure::Pipeline(PipelineError::from(error));
+    if args.run.json {
+        json(&Answer::Refusal(Box::new(RefusalReport {
+            version: FORECAST_VERSION,
+            model: model.name.to_owned(),
+            machine: machine.name().to_owned(),
+            error: failure.text(),
+            verdict,
+        })))?;
+    } else {
         out::result(&print::changes(&verdict))?;
     }
-    match plan(&recipe.graph, machine, request) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Failure::Pipeline(PipelineError::from(error))),
-    }
+    Err(failure)
 }
 
-fn ask(args: &PlanArgs, model: &KnownModel) -> Ask {
+fn json(answer: &Answer) -> Result<(), Failure> {
+    let text = serde_json::to_string(answer).map_err(|error| Failure::Host(error.to_string()))?;
+    out::result(&text)
+}
+
+fn ask(args: &PlanArgs, model: &KnownModel) -> Result<Ask, Failure> {
     let (run, forecast) = (&args.run, &args.forecast);
     let defaults = model.defaults();
     let [width, height, frames] = defaults.size;
@@ -163,7 +178,18 @@ fn ask(args: &PlanArgs, model: &KnownModel) -> Ask {
         Some(size) => size.0,
         None => [run.width.unwrap_or(width), run.height.unwrap_or(height)],
     };
-    Ask {
+    let stored = run.dtype.is_transformer_narrow();
+    let denoiser = match (forecast.weights, stored) {
+        (Some(_), Some(_)) => {
+            let what = "--weights and --dtype transformer=... say the same thing: give one of them";
+            return Err(Failure::Usage(what.to_owned()));
+        }
+        (Some(name), None) => name,
+        (None, Some(true)) => CodingName::Fp8,
+        (None, _) => CodingName::Bf16,
+    };
+    let text = forecast.text_weights.unwrap_or(CodingName::Bf16);
+    Ok(Ask {
         size: [width, height, forecast.frames.unwrap_or(frames)],
         steps: run.steps.unwrap_or(defaults.steps),
         samples: run.count,
@@ -171,58 +197,15 @@ fn ask(args: &PlanArgs, model: &KnownModel) -> Ask {
         dtype: run.dtype.run(),
         hoist: run.hoist.is_on(),
         row_chunks: forecast.row_chunks,
-        tile: forecast.tile,
-        codings: Codings {
-            denoiser: forecast.weights.coding(),
-            text: forecast.text_weights.coding(),
+        tile: match run.vae_tile {
+            Some(Tiling::Off) => Some(0),
+            Some(Tiling::Edge(side)) => Some(side),
+            Some(Tiling::Auto) | None => None,
         },
-    }
-}
-
-fn machine(args: &PlanArgs) -> Result<(Known, Forecast), Failure> {
-    let forecast = &args.forecast;
-    let machines = Machines::builtin()?;
-    let known = match (&forecast.gpu, &forecast.machine) {
-        (Some(name), _) => machines.known(machines.card(name)?, forecast.bus.as_deref())?,
-        (None, Some(path)) => measured(&machines, path, forecast.bus.as_deref())?,
-        (None, None) => {
-            let what = "say for which card: --gpu NAME, such as rtx-4080, or --machine FILE";
-            return Err(Failure::Usage(what.to_owned()));
-        }
-    };
-    let backends = match args.run.kernels {
-        KernelsName::Auto => Backends::libraries(Arch::named(&known.profile.arch)),
-        KernelsName::Own => Backends::OWN,
-    };
-    let machine = Forecast::with_backends(&known, backends);
-    Ok((known, machine))
-}
-
-/// A profile that `plimsoll probe` wrote.
-fn measured(
-    machines: &Machines,
-    path: &std::path::Path,
-    bus: Option<&str>,
-) -> Result<Known, Failure> {
-    let told = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|cause| Failure::Read { path: told.clone(), cause })?;
-    let profile: CardProfile = serde_json::from_str(&text).map_err(|error| Failure::Read {
-        path: told,
-        cause: std::io::Error::other(error.to_string()),
-    })?;
-    let link = match bus {
-        Some(name) => machines.bus(name)?.usable_bytes_per_second,
-        None => profile.link_bytes_per_second,
-    };
-    // Fp8 was not measured; the card of that name in the list says how much faster it is.
-    let listed = machines.card(&profile.name).ok();
-    let listed = listed.map(|card| machines.known(card, None)).transpose()?;
-    Ok(Known {
-        profile: CardProfile { link_bytes_per_second: link, ..profile },
-        fp8_speedup: listed.and_then(|known| known.fp8_speedup),
-        band: None,
-        bus: bus.unwrap_or("measured").to_owned(),
+        codings: Codings { denoiser: denoiser.coding(), text: text.coding() },
+        packed: true,
+        lora_rank: forecast.lora_rank.unwrap_or(0),
+        controlnets: forecast.controlnets.unwrap_or(0),
     })
 }
 
@@ -237,33 +220,45 @@ impl Told {
         self.known.band.unwrap_or([1.0, 1.0])
     }
 
-    fn json(&self) -> String {
-        let [least, most] = self.band();
+    fn report(&self) -> ForecastReport {
+        let band = self.band().map(|share| share * self.outcome.seconds);
         let recommended = plimsoll_ledger::recommend(&self.strategies);
-        json!({
-            "version": 1,
-            "model": self.model.name,
-            "machine": self.machine.name(),
-            "source": self.known.profile.source,
-            "bus": self.known.bus,
-            "is_estimated": self.known.band.is_some(),
-            "size": self.ask.size,
-            "steps": self.ask.steps,
-            "tiles": self.recipe.tiles,
-            "plan_id": self.plan.id,
-            "vram_line_bytes": self.plan.line_bytes,
-            "components": plimsoll_ledger::components(&self.recipe.graph),
-            "ledger": self.ledger,
-            "host": self.host,
-            "predicted": self.outcome,
-            "seconds_band": [least * self.outcome.seconds, most * self.outcome.seconds],
-            "binds": plimsoll_ledger::binds(&self.outcome, &self.machine, !self.host.is_cached),
-            "verdict": self.verdict,
-            "strategies": self.strategies,
-            "recommended": recommended.map(|(row, why)| json!({ "name": row.name, "why": why })),
-            "curve": self.curve,
-        })
-        .to_string()
+        let first = self.plans.first();
+        let parts = self.recipe.parts().zip(&self.ledgers);
+        ForecastReport {
+            version: FORECAST_VERSION,
+            model: self.model.name.to_owned(),
+            machine: self.machine.name().to_owned(),
+            source: self.known.profile.source.clone(),
+            bus: self.known.bus.clone(),
+            link_bytes_per_second: self.machine.link_bytes_per_second(),
+            is_estimated: self.known.band.is_some(),
+            runs: self.model.runs_as(&self.ask),
+            size: self.ask.size,
+            steps: self.ask.steps,
+            samples: self.ask.samples,
+            lora_rank: self.ask.lora_rank,
+            controlnets: self.ask.controlnets,
+            row_chunks: self.ask.row_chunks.unwrap_or(1),
+            vae_tile: self.ask.tile.unwrap_or(0),
+            vram_line_bytes: self.plans.iter().map(|plan| plan.line_bytes).max().unwrap_or(0),
+            offload: first.map_or(Offload::Auto, |plan| plan.offload).to_string(),
+            prefetch: first.is_some_and(|plan| plan.prefetch),
+            components: self.recipe.components(),
+            parts: parts
+                .map(|(part, ledger)| PartReport::new(ledger, part.steps, part.tiles))
+                .collect(),
+            host: self.host,
+            predicted: self.outcome,
+            seconds_band: band,
+            binds: plimsoll_ledger::binds(&self.outcome, &self.machine, !self.host.is_cached),
+            verdict: self.verdict.clone(),
+            strategies: self.strategies.clone(),
+            recommended: recommended
+                .map(|(row, why)| Recommendation { name: row.name.clone(), why }),
+            curve: self.curve.clone(),
+            warnings: self.warnings.clone(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_ledger::{Curve, Quality, StrategyRow, Verdict, components, recommend};
+use plimsoll_ledger::{ComponentRow, Curve, Quality, StrategyRow, Verdict, recommend};
 use plimsoll_plan::{Bytes, Ledger, Machine};
 
 use super::Told;
@@ -20,7 +20,13 @@ impl Told {
         let mut out = String::new();
         self.head(&mut out);
         self.components(&mut out);
-        ledger(&mut out, &self.ledger);
+        for (part, found) in self.recipe.parts().zip(&self.ledgers) {
+            line!(out);
+            if self.ledgers.len() > 1 {
+                line!(out, "for {} steps, then what follows, in the same memory:", part.steps);
+            }
+            ledger(&mut out, found);
+        }
         self.host(&mut out);
         self.seconds(&mut out);
         if !self.strategies.is_empty() {
@@ -29,10 +35,8 @@ impl Told {
         if let Some(curve) = &self.curve {
             self.curve(&mut out, curve);
         }
-        if let Some(verdict) = &self.verdict {
-            line!(out);
-            out += &changes(verdict);
-        }
+        line!(out);
+        out += &changes(&self.verdict);
         out
     }
 
@@ -48,8 +52,29 @@ impl Told {
             self.machine.link_bytes_per_second() / 1e9,
             self.known.profile.source
         );
-        if !self.model.runs() || self.ask.codings != plimsoll_ledger::Codings::default() {
+        self.beside(out);
+        if !self.model.runs_as(&self.ask) {
             line!(out, "on paper: no device of this program runs it yet");
+        }
+    }
+
+    /// What is beside the model, and the pieces that it is taken in.
+    fn beside(&self, out: &mut String) {
+        let mut told = Vec::new();
+        if self.ask.lora_rank > 0 {
+            told.push(format!("a LoRA of rank {}", self.ask.lora_rank));
+        }
+        if self.ask.controlnets > 0 {
+            told.push(format!("{} ControlNets", self.ask.controlnets));
+        }
+        if let Some(pieces) = self.ask.row_chunks.filter(|pieces| *pieces > 1) {
+            told.push(format!("tokens in {pieces} pieces"));
+        }
+        if let Some(side) = self.ask.tile.filter(|side| *side > 0) {
+            told.push(format!("decode in tiles of {side} pixels"));
+        }
+        if !told.is_empty() {
+            line!(out, "with {}", told.join(", "));
         }
     }
 
@@ -63,9 +88,10 @@ impl Told {
             "on device",
             "on host",
             "blocks",
-            "largest"
+            "moves as"
         );
-        for row in components(&self.recipe.graph) {
+        let rows = self.recipe.components();
+        for row in &rows {
             line!(
                 out,
                 "{:<16} {:>16} {:>10} {:>10} {:>8} {:>12}",
@@ -75,6 +101,22 @@ impl Told {
                 Bytes(row.table_bytes).to_string(),
                 row.blocks,
                 Bytes(row.largest_block_bytes).to_string()
+            );
+        }
+        self.order(out, &rows);
+    }
+
+    /// What leaves before what comes, where both together are over the line.
+    fn order(&self, out: &mut String, rows: &[ComponentRow]) {
+        let bytes = |is_text: bool| -> u64 {
+            let is_it = |row: &&ComponentRow| row.component.starts_with("text_encoder") == is_text;
+            rows.iter().filter(is_it).map(|row| row.device_bytes).sum()
+        };
+        let line = self.ledgers.iter().map(|ledger| ledger.line_bytes).max().unwrap_or(0);
+        if bytes(true).saturating_add(bytes(false)) > line {
+            line!(
+                out,
+                "order: prompts are encoded first, and the text encoders leave before the first step"
             );
         }
     }
@@ -116,8 +158,9 @@ impl Told {
                 most * now.seconds
             );
         }
-        if self.recipe.tiles > 1 {
-            line!(out, "the decode is of {} tiles; the ledger shows one", self.recipe.tiles);
+        let tiles = self.recipe.parts().map(|part| part.tiles).max().unwrap_or(1);
+        if tiles > 1 {
+            line!(out, "the decode is of {tiles} tiles; the ledger shows one");
         }
     }
 
@@ -150,7 +193,6 @@ impl Told {
 
 /// The ledger by phase, its fullest row marked.
 fn ledger(out: &mut String, ledger: &Ledger) {
-    line!(out);
     line!(
         out,
         "line {}: arena {} and {} beside it (context, code, libraries)",
@@ -213,12 +255,12 @@ fn strategies(out: &mut String, rows: &[StrategyRow]) {
     );
     for row in rows {
         let now = &row.outcome;
-        let note = match (row.quality, row.runs) {
-            (Quality::Exact, true) => "exact",
-            (Quality::Exact, false) => "exact*",
-            (Quality::NearlyLossless, _) => "nearly lossless*",
-            (Quality::SlightLoss, _) => "a slight loss*",
+        let quality = match row.quality {
+            Quality::Exact => "exact",
+            Quality::NearlyLossless => "nearly lossless",
+            Quality::SlightLoss => "a slight loss",
         };
+        let note = format!("{quality}{}", if row.runs { "" } else { "*" });
         line!(
             out,
             "{:<22} {:>10} {:>4} {:>10} {:>8.1} {:>8.3} {:>9.1}  {note}",

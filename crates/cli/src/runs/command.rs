@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
-use plimsoll_pipeline::{PlaceRequest, Tiling};
+use plimsoll_pipeline::PlaceRequest;
 use plimsoll_plan::Line;
 
 use crate::args::{Cli, DeviceName, GenerateArgs, OffloadName, Verb};
@@ -46,7 +46,7 @@ pub(crate) fn of(
     }
     command.option("--prefetch", Some(name(run.prefetch)));
     command.option("--hoist", Some(name(run.hoist)));
-    command.option("--vae-tile", Some(run.vae_tile).filter(|tiling| *tiling != Tiling::Off));
+    command.option("--vae-tile", run.vae_tile);
     command.option("--host-tier", Some(name(run.host_tier)));
     command.option("--ram", run.ram.map(|size| size.0));
     command.option("--threads", run.threads);

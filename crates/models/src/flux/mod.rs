@@ -1,14 +1,17 @@
 //! FLUX.1: T5 and CLIP, the transformer, the VAE, and the graph of a run.
 
 mod config;
+mod control;
 mod transformer;
 
-use plimsoll_graph::{Builder, Coding, DType, Graph, LowerOptions};
+use plimsoll_graph::{Builder, DType, Graph, LowerOptions};
 
 pub use config::FluxConfig;
 
 use crate::config::check;
+use crate::paper::Paper;
 use crate::tiles::EDGE_TOKENS_MIN;
+use crate::video::{Tiles, picture_tiles};
 use crate::{ClipConfig, ModelError, T5Config, VaeConfig};
 
 /// Component names of a FLUX pipeline folder.
@@ -175,17 +178,22 @@ impl FluxModel {
         self.probed_graph(run, weight_dtype, &[])
     }
 
-    /// As [`FluxModel::graph`] in the published dtype, with matrices kept in other codings:
-    /// `coding(component, block)` is that of a block's. It can be planned, not run.
+    /// As [`FluxModel::graph`], on paper: with coded matrices, adapters, ControlNets, and the decode of one tile. It can
+    /// be planned, not run.
     ///
     /// # Errors
     /// As [`FluxModel::graph`].
-    pub fn coded_graph(
-        &self,
-        run: &FluxRun,
-        coding: &dyn Fn(&str, &str) -> Coding,
-    ) -> Result<Graph, ModelError> {
-        self.trace(run, Builder::new(run.dtype, &|_, _| DType::BF16).with_coding(coding), &[])
+    pub fn paper_graph(&self, run: &FluxRun, paper: &Paper<'_>) -> Result<Graph, ModelError> {
+        self.trace(run, paper.builder(run.dtype), paper, &[])
+    }
+
+    /// The decoder's tiles of a run on paper.
+    ///
+    /// # Errors
+    /// As [`FluxModel::image_tokens`], and for a tile that no decoder can take.
+    pub fn tiles(&self, run: &FluxRun, tile: u64) -> Result<Tiles, ModelError> {
+        let [rows, cols] = self.image_tokens(run)?;
+        picture_tiles([2 * rows, 2 * cols], tile)
     }
 
     /// As [`FluxModel::graph`], with the results of ops given as `(block, op)` as further outputs.
@@ -198,13 +206,14 @@ impl FluxModel {
         weight_dtype: &dyn Fn(&str, &str) -> DType,
         probes: &[(&str, &str)],
     ) -> Result<Graph, ModelError> {
-        self.trace(run, Builder::new(run.dtype, weight_dtype), probes)
+        self.trace(run, Builder::new(run.dtype, weight_dtype), &Paper::default(), probes)
     }
 
     fn trace(
         &self,
         run: &FluxRun,
         mut b: Builder<'_>,
+        paper: &Paper<'_>,
         probes: &[(&str, &str)],
     ) -> Result<Graph, ModelError> {
         self.check()?;
@@ -227,9 +236,15 @@ impl FluxModel {
             text_tokens: run.text_tokens,
             image_tokens: rows * cols,
         };
-        let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled);
-        let tile = run.vae_tile.map(|edge| self.check_tile(edge)).transpose()?;
-        self.vae.trace(&mut b, VAE, latent, [2 * rows, 2 * cols], tile);
+        let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled, paper.controlnets);
+        let size = [2 * rows, 2 * cols];
+        let edge = run.vae_tile.map(|edge| self.check_tile(edge)).transpose()?;
+        match self.tiles(run, paper.tile)? {
+            Tiles { count, size: tile, .. } if count > 1 && edge.is_none() => {
+                self.vae.trace_tile(&mut b, VAE, latent, size, tile);
+            }
+            _ => self.vae.trace(&mut b, VAE, latent, size, edge),
+        }
         for (block, op) in probes {
             b.probe(block, op)?;
         }

@@ -7,7 +7,7 @@ use plimsoll_graph::{
     Activation, Builder, ComponentId, DType, Dependence, PhaseKind, Residual, Value,
 };
 
-use super::FluxConfig;
+use super::{FluxConfig, control};
 use crate::layers::{Linear, linear, stacked, vector};
 
 const TIMESTEP_COLS: u64 = 256;
@@ -46,11 +46,13 @@ pub(super) struct Transformer<'c> {
 }
 
 /// What every block reads: the residual stream and the tables.
-struct State {
-    component: ComponentId,
-    x: Value,    // [N, D], text first
-    vec: Value,  // [1, D], SiLU of the conditioning
-    rope: Value, // [N, head_dim]
+pub(super) struct State {
+    pub(super) component: ComponentId,
+    /// Before the names of blocks: nothing, but of a ControlNet.
+    pub(super) prefix: &'static str,
+    pub(super) x: Value, // [N, D], text first
+    vec: Value,          // [1, D], SiLU of the conditioning
+    rope: Value,         // [N, head_dim]
 }
 
 impl Transformer<'_> {
@@ -63,6 +65,7 @@ impl Transformer<'_> {
         component: &str,
         context: Value,
         pooled: Value,
+        controlnets: u32,
     ) -> Value {
         let id = b.component(component);
         b.phase(PhaseKind::Denoise, "denoise");
@@ -70,9 +73,14 @@ impl Transformer<'_> {
         let channels = self.config.in_channels;
         let latent = b.input("noise", self.image_tokens, channels, DType::F32, Dependence::Latent);
         let dsigma = b.input("dsigma", 1, 1, DType::F32, Dependence::Step);
-        let state = self.embed(b, id, latent, context, pooled);
+        let state = self.embed(b, id, "", latent, context, pooled);
+        let samples = control::trace(self, b, controlnets, latent, context, pooled);
         for index in 0..self.config.num_layers {
             self.double_block(b, &state, index);
+            if let Some(sample) = control::sample(&samples, index, self.config.num_layers) {
+                let image = self.image(&state);
+                b.add_into("control", image, sample, image);
+            }
         }
         for index in 0..self.config.num_single_layers {
             self.single_block(b, &state, index);
@@ -81,23 +89,30 @@ impl Transformer<'_> {
         latent
     }
 
-    fn embed(
+    /// The image's rows of the residual stream.
+    pub(super) fn image(&self, state: &State) -> Value {
+        state.x.slice_rows(self.text_tokens, self.image_tokens)
+    }
+
+    pub(super) fn embed(
         &self,
         b: &mut Builder<'_>,
         component: ComponentId,
+        prefix: &'static str,
         latent: Value,
         context: Value,
         pooled: Value,
     ) -> State {
         let d = self.config.hidden();
         let tokens = self.text_tokens + self.image_tokens;
-        let rope =
-            b.input("rope", tokens, self.config.attention_head_dim, DType::F32, Dependence::Run);
+        let head_dim = self.config.attention_head_dim;
+        let named = |name: &str| format!("{prefix}{name}");
+        let rope = b.input(&named("rope"), tokens, head_dim, DType::F32, Dependence::Run);
 
-        let timestep = b.input("timestep", 1, 1, DType::F32, Dependence::Step);
+        let timestep = b.input(&named("timestep"), 1, 1, DType::F32, Dependence::Step);
         let mut vec = self.scalar_embedding(b, "timestep", timestep);
         if self.config.guidance_embeds {
-            let guidance = b.input("guidance", 1, 1, DType::F32, Dependence::Run);
+            let guidance = b.input(&named("guidance"), 1, 1, DType::F32, Dependence::Run);
             let guidance = self.scalar_embedding(b, "guidance", guidance);
             vec = b.add("time+guidance", vec, guidance);
         }
@@ -112,7 +127,7 @@ impl Transformer<'_> {
         let layer = linear(b, "x_embedder", d, self.config.in_channels);
         let image = x.slice_rows(self.text_tokens, self.image_tokens);
         b.linear_into("image", latent, layer.weight, layer.bias, Activation::None, None, image);
-        State { component, x, vec, rope }
+        State { component, prefix, x, vec, rope }
     }
 
     /// Sinusoid and MLP of a scalar in 0..1 (the guidance is not scaled to it; the reference does not).
@@ -133,10 +148,10 @@ impl Transformer<'_> {
         b.linear_into(label, x, layer.weight, layer.bias, Activation::None, None, out);
     }
 
-    fn double_block(&self, b: &mut Builder<'_>, state: &State, index: u64) {
+    pub(super) fn double_block(&self, b: &mut Builder<'_>, state: &State, index: u64) {
         let (d, heads) = (self.config.hidden(), self.config.num_attention_heads);
         let (t, s) = (self.text_tokens, self.image_tokens);
-        b.block(state.component, format!("double.{index}"));
+        b.block(state.component, format!("{}double.{index}", state.prefix));
         let at = format!("transformer_blocks.{index}");
         let qkv = b.buffer("qkv", t + s, 3 * d, b.dtype(), Dependence::Latent);
         let attended = b.buffer("attention", t + s, d, b.dtype(), Dependence::Latent);
@@ -275,7 +290,7 @@ impl Transformer<'_> {
     fn last_layer(&self, b: &mut Builder<'_>, state: &State, latent: Value, dsigma: Value) {
         let d = self.config.hidden();
         b.block(state.component, "final");
-        let image = state.x.slice_rows(self.text_tokens, self.image_tokens);
+        let image = self.image(state);
         // Scale stands before shift here, unlike in the blocks.
         let layer = linear(b, "norm_out.linear", 2 * d, d);
         let row = b.linear("modulation", state.vec, layer.weight, layer.bias, Activation::None);

@@ -4,12 +4,13 @@
 //! reference in what it would compute: the prompt is taken at its full length (the reference leaves padding out of
 //! attention), and the masked mean of the text states is their first row.
 
-mod llama;
 mod transformer;
 mod vae;
 
-use plimsoll_graph::{Builder, Coding, DType, Graph, LowerOptions};
+use plimsoll_graph::{Graph, LowerOptions};
 
+use crate::language::LLAMA_3_8B;
+use crate::paper::Paper;
 use crate::video::{Tiles, VideoRun};
 use crate::{ClipConfig, ModelError};
 
@@ -24,6 +25,9 @@ pub const VAE: &str = "vae";
 
 /// Length of a prompt that the transformer sees.
 pub const TEXT_TOKENS: u64 = 256;
+
+/// Tokens of the template around a prompt.
+const TEMPLATE_TOKENS: u64 = 95;
 
 /// Latent frames and side of the decoder's tile where none is asked for: 16 frames of 256 pixels, as the reference.
 const TILE: [u64; 2] = [5, 32];
@@ -78,20 +82,16 @@ impl HunyuanModel {
 
     /// The graph of a run: encode, hoist, denoise, decode of one tile.
     ///
-    /// `coding(component, block)` says how matrices are kept.
-    ///
     /// # Errors
     /// A request that does not fit, or sizes beyond the arithmetic.
-    pub fn graph(
-        &self,
-        run: &VideoRun,
-        coding: &dyn Fn(&str, &str) -> Coding,
-    ) -> Result<Graph, ModelError> {
+    pub fn graph(&self, run: &VideoRun, paper: &Paper<'_>) -> Result<Graph, ModelError> {
         let [frames, rows, cols] = self.tokens(run)?;
         let tiles = self.tiles(run)?;
-        let mut b = Builder::new(run.dtype, &|_, _| DType::BF16).with_coding(coding);
+        let mut b = paper.builder(run.dtype);
         let pooled = ClipConfig::vit_l().trace(&mut b, CLIP);
-        let states = llama::trace(&mut b, LLAMA);
+        // The prompt stands in a template, which is cropped afterwards.
+        let states = LLAMA_3_8B.trace(&mut b, LLAMA, TEXT_TOKENS + TEMPLATE_TOKENS);
+        let states = states.slice_rows(TEMPLATE_TOKENS, TEXT_TOKENS);
         let transformer = transformer::Transformer {
             config: self,
             image_tokens: frames * rows * cols,

@@ -5,9 +5,10 @@
 mod text;
 mod unet;
 
-use plimsoll_graph::{Builder, Coding, DType, Dependence, Graph, LowerOptions};
+use plimsoll_graph::{DType, Dependence, Graph, LowerOptions};
 
-use crate::video::VideoRun;
+use crate::paper::Paper;
+use crate::video::{Tiles, VideoRun, picture_tiles};
 use crate::{ModelError, VaeConfig};
 
 /// Component names of an SDXL pipeline folder.
@@ -36,6 +37,14 @@ impl SdxlModel {
         Ok([run.height / 8, run.width / 8])
     }
 
+    /// The decoder's tiles.
+    ///
+    /// # Errors
+    /// As [`SdxlModel::latents`].
+    pub fn tiles(&self, run: &VideoRun) -> Result<Tiles, ModelError> {
+        picture_tiles(self.latents(run)?, run.tile)
+    }
+
     /// The 4-channel VAE of SD and SDXL.
     pub fn vae() -> VaeConfig {
         VaeConfig {
@@ -49,17 +58,11 @@ impl SdxlModel {
 
     /// The graph of a run: encode, hoist, denoise, decode.
     ///
-    /// `coding(component, block)` says how matrices are kept.
-    ///
     /// # Errors
     /// A request that does not fit, or sizes beyond the arithmetic.
-    pub fn graph(
-        &self,
-        run: &VideoRun,
-        coding: &dyn Fn(&str, &str) -> Coding,
-    ) -> Result<Graph, ModelError> {
+    pub fn graph(&self, run: &VideoRun, paper: &Paper<'_>) -> Result<Graph, ModelError> {
         let size = self.latents(run)?;
-        let mut b = Builder::new(run.dtype, &|_, _| DType::BF16).with_coding(coding);
+        let mut b = paper.builder(run.dtype);
         let low = text::Encoder::clip_l().trace(&mut b, CLIP_L);
         let high = text::Encoder::clip_g().trace(&mut b, CLIP_G);
         let latent = unet::trace(&mut b, size, [low.states, high.states], high.pooled);
@@ -71,7 +74,13 @@ impl SdxlModel {
             let factor = b.input("vae.scale", 1, 1, DType::F32, Dependence::Run);
             b.scale("z", latent, factor)
         };
-        Self::vae().trace_pixels(&mut b, scale, size);
+        let [_, height, width] = self.tiles(run)?.size;
+        let z = if [height, width] == size {
+            scale
+        } else {
+            b.tile("tile", scale, height * width, Self::vae().latent_channels)
+        };
+        Self::vae().trace_pixels(&mut b, z, [height, width]);
         let options = LowerOptions { steps: run.steps, samples: run.samples, hoist: run.hoist };
         Ok(b.finish(&options)?)
     }

@@ -1,4 +1,4 @@
-//! Wan 2.1, text to video: UMT5, the transformer with both branches of guidance, the causal video VAE.
+//! Wan 2.1 and 2.2 A14B, text to video: UMT5, the transformer with both branches of guidance, the causal video VAE.
 //!
 //! The graph has the shapes, bytes and operations of a run; running it waits for its ops. Where it differs from the
 //! reference in what it would compute: the columns of a packed token are in FLUX.1's order and the latents are not
@@ -8,8 +8,9 @@
 mod transformer;
 mod vae;
 
-use plimsoll_graph::{Builder, Coding, DType, Graph, LowerOptions};
+use plimsoll_graph::{Builder, Dependence, Graph, LowerOptions, PhaseKind, Value};
 
+use crate::paper::Paper;
 use crate::video::{Tiles, VideoRun};
 use crate::{ModelError, T5Config};
 
@@ -17,13 +18,29 @@ use crate::{ModelError, T5Config};
 pub const UMT5: &str = "text_encoder";
 /// See [`UMT5`].
 pub const TRANSFORMER: &str = "transformer";
+/// The second expert of Wan 2.2; see [`UMT5`].
+pub const TRANSFORMER_2: &str = "transformer_2";
 /// See [`UMT5`].
 pub const VAE: &str = "vae";
 
 /// Length of a prompt.
 const TEXT_TOKENS: u64 = 512;
 
-/// Sizes of the Wan 2.1 transformer.
+/// Width of an encoded prompt.
+const TEXT_DIM: u64 = 4096;
+
+/// Which transformer of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expert {
+    /// The only one (Wan 2.1).
+    Only,
+    /// The first of Wan 2.2: from the prompt to a latent that is half done.
+    HighNoise,
+    /// The second of Wan 2.2: from there to the film.
+    LowNoise,
+}
+
+/// Sizes of the Wan 2.1 transformer, and of each expert of Wan 2.2 A14B.
 ///
 /// Source: `WanModel` of the Wan 2.1 repository, `WanTransformer3DModel` of diffusers for the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,28 +93,73 @@ impl WanModel {
 
     /// The graph of a run: encode, hoist, denoise, decode of one tile.
     ///
-    /// `coding(component, block)` says how matrices are kept.
-    ///
     /// # Errors
     /// A request that does not fit, or sizes beyond the arithmetic.
-    pub fn graph(
+    pub fn graph(&self, run: &VideoRun, paper: &Paper<'_>) -> Result<Graph, ModelError> {
+        self.expert_graph(run, paper, Expert::Only)
+    }
+
+    /// The graph of one expert's part of a run; `run.steps` are that expert's.
+    ///
+    /// # Errors
+    /// As [`WanModel::graph`].
+    pub fn expert_graph(
         &self,
         run: &VideoRun,
-        coding: &dyn Fn(&str, &str) -> Coding,
+        paper: &Paper<'_>,
+        expert: Expert,
     ) -> Result<Graph, ModelError> {
         let [frames, rows, cols] = self.tokens(run)?;
         let tiles = self.tiles(run)?;
-        let mut b = Builder::new(run.dtype, &|_, _| DType::BF16).with_coding(coding);
-        let text = T5Config::umt5_xxl();
-        let contexts = text.trace_prompts(&mut b, UMT5, TEXT_TOKENS, true, ["", ".negative"]);
+        let mut b = paper.builder(run.dtype);
+        let contexts = match expert {
+            Expert::LowNoise => handed_over(&mut b),
+            Expert::Only | Expert::HighNoise => {
+                let text = T5Config::umt5_xxl();
+                text.trace_prompts(&mut b, UMT5, TEXT_TOKENS, true, ["", ".negative"])
+            }
+        };
+        let component = if expert == Expert::LowNoise { TRANSFORMER_2 } else { TRANSFORMER };
         let latent = transformer::Transformer {
             config: self,
             tokens: frames * rows * cols,
             chunks: run.row_chunks,
         }
-        .trace(&mut b, contexts);
-        vae::trace(&mut b, VAE, latent, [frames, 2 * rows, 2 * cols], tiles.size);
+        .trace(&mut b, component, contexts);
+        if expert == Expert::HighNoise {
+            let id = b.component_of_block();
+            b.phase(PhaseKind::Decode, "handover");
+            b.block(id, "handover");
+            b.output("latent", latent);
+            for (name, context) in CONTEXTS.into_iter().zip(contexts) {
+                b.output(name, context);
+            }
+        } else {
+            vae::trace(&mut b, VAE, latent, [frames, 2 * rows, 2 * cols], tiles.size);
+        }
         let options = LowerOptions { steps: run.steps, samples: run.samples, hoist: run.hoist };
         Ok(b.finish(&options)?)
     }
+}
+
+/// Encoded prompts that an expert hands to the next.
+const CONTEXTS: [&str; 2] = ["context", "context.negative"];
+
+/// The encoded prompts as the host kept them.
+fn handed_over(b: &mut Builder<'_>) -> [Value; 2] {
+    let id = b.component(UMT5);
+    b.phase(PhaseKind::Encode, "handover");
+    b.block(id, "handover");
+    CONTEXTS.map(|name| b.input(name, TEXT_TOKENS, TEXT_DIM, b.dtype(), Dependence::Run))
+}
+
+/// Steps of the high-noise expert of Wan 2.2 T2V A14B out of all: those at a noise level of 0.875 and above, with the
+/// schedule shifted by 12.
+pub fn high_noise_steps(steps: u32) -> u32 {
+    let (boundary, shift) = (0.875, 12.0);
+    let level = |step: u32| {
+        let t = 1.0 - f64::from(step) / f64::from(steps);
+        shift * t / (1.0 + (shift - 1.0) * t)
+    };
+    u32::try_from((0..steps).filter(|step| level(*step) >= boundary).count()).unwrap_or(steps)
 }

@@ -8,13 +8,12 @@ use plimsoll_graph::{
     Activation, Builder, ComponentId, DType, Dependence, Norm, PhaseKind, Residual, Value, WeightId,
 };
 
-use super::{TRANSFORMER, WanModel};
+use super::{TEXT_DIM, WanModel};
 use crate::layers::{Linear, affine, linear, stacked, vector};
 use crate::video::pieces;
 
 const LATENT_COLS: u64 = 64;
 const TIMESTEP_COLS: u64 = 256;
-const TEXT_DIM: u64 = 4096;
 const HEAD_DIM: u64 = 128;
 const EPS: f32 = 1e-6;
 
@@ -37,9 +36,9 @@ struct State {
 const BRANCHES: [&str; 2] = ["", ".uncond"];
 
 impl Transformer<'_> {
-    pub(super) fn trace(&self, b: &mut Builder<'_>, texts: [Value; 2]) -> Value {
+    pub(super) fn trace(&self, b: &mut Builder<'_>, component: &str, texts: [Value; 2]) -> Value {
         let d = self.config.dim;
-        let id = b.component(TRANSFORMER);
+        let id = b.component(component);
         b.phase(PhaseKind::Denoise, "denoise");
         b.block(id, "embed");
         let latent = b.input("noise", self.tokens, LATENT_COLS, DType::F32, Dependence::Latent);
@@ -127,12 +126,22 @@ impl Transformer<'_> {
         let up = linear(b, &format!("{at}.ffn.net.0.proj"), f, d);
         let down = linear(b, &format!("{at}.ffn.net.2"), d, f);
 
+        // Pieces and branches take the same places one after the other; what attention gives lies where its normed input
+        // was.
+        let most = pieces(self.tokens, self.chunks).map(|(_, rows)| rows).max().unwrap_or(0);
         for (branch, s) in BRANCHES.into_iter().enumerate() {
             let x = state.x[branch];
+            let mut room = |what: &str, cols: u64| {
+                b.buffer(&format!("{what}{s}"), most, cols, b.dtype(), Dependence::Latent)
+            };
+            let [normed_kv, normed, query_of, normed_cross, query_cross, normed_ffn] =
+                ["norm1.kv", "norm1", "q", "norm2", "cross.q", "norm3"].map(|what| room(what, d));
+            let wide_of = room("ffn.0", f);
             let keys = b.buffer(&format!("kv{s}"), x.rows, 2 * d, b.dtype(), Dependence::Latent);
             for (piece, (start, rows)) in pieces(x.rows, self.chunks).enumerate() {
                 let name = |what: &str| format!("{what}{s}.{piece}");
-                let h = b.modulated_norm(&name("norm1.kv"), x.slice_rows(start, rows), m(1), m(0));
+                let h = normed_kv.slice_rows(0, rows);
+                modulated(b, &name("norm1.kv"), x.slice_rows(start, rows), [m(1), m(0)], h);
                 let out = keys.slice_rows(start, rows);
                 self.into(b, &name("kv"), h, kv, out);
                 let rope = state.rope.slice_rows(start, rows);
@@ -159,30 +168,36 @@ impl Transformer<'_> {
             for (piece, (start, rows)) in pieces(x.rows, self.chunks).enumerate() {
                 let name = |what: &str| format!("{what}{s}.{piece}");
                 let x = x.slice_rows(start, rows);
-                let h = b.modulated_norm(&name("norm1"), x, m(1), m(0));
-                let query = b.linear(&name("q"), h, q.weight, q.bias, Activation::None);
+                let h = normed.slice_rows(0, rows);
+                modulated(b, &name("norm1"), x, [m(1), m(0)], h);
+                let query = query_of.slice_rows(0, rows);
+                self.into(b, &name("q"), h, q, query);
                 let rope = state.rope.slice_rows(start, rows);
                 self.norm_rope(b, &name("q"), query, self_norms[0], Some(rope));
                 let all = [query, keys.slice_cols(0, d), keys.slice_cols(d, d)];
-                let attended = self.attention(b, &name("attention"), all);
-                self.back(b, &name("out"), attended, self_out, x, Some(m(2)));
+                self.attention(b, &name("attention"), all, h);
+                self.back(b, &name("out"), h, self_out, x, Some(m(2)));
             }
             for (piece, (start, rows)) in pieces(x.rows, self.chunks).enumerate() {
                 let name = |what: &str| format!("{what}{s}.{piece}");
                 let x = x.slice_rows(start, rows);
                 let norm = Norm::LayerAffine { eps: EPS, weight: norm2, bias: norm2_bias };
-                let h = b.norm(&name("norm2"), x, norm);
-                let query =
-                    b.linear(&name("cross.q"), h, cross_q.weight, cross_q.bias, Activation::None);
+                let h = normed_cross.slice_rows(0, rows);
+                b.norm_into(&name("norm2"), x, norm, h);
+                let query = query_cross.slice_rows(0, rows);
+                self.into(b, &name("cross.q"), h, cross_q, query);
                 self.norm_rope(b, &name("cross.q"), query, cross_norms[0], None);
-                let attended = self.attention(b, &name("cross"), [query, k, v]);
-                self.back(b, &name("cross.out"), attended, cross_out, x, None);
+                self.attention(b, &name("cross"), [query, k, v], h);
+                self.back(b, &name("cross.out"), h, cross_out, x, None);
             }
             for (piece, (start, rows)) in pieces(x.rows, self.chunks).enumerate() {
                 let name = |what: &str| format!("{what}{s}.{piece}");
                 let x = x.slice_rows(start, rows);
-                let h = b.modulated_norm(&name("norm3"), x, m(4), m(3));
-                let wide = b.linear(&name("ffn.0"), h, up.weight, up.bias, Activation::GeluTanh);
+                let h = normed_ffn.slice_rows(0, rows);
+                modulated(b, &name("norm3"), x, [m(4), m(3)], h);
+                let wide = wide_of.slice_rows(0, rows);
+                let gelu = Activation::GeluTanh;
+                b.linear_into(&name("ffn.0"), h, up.weight, up.bias, gelu, None, wide);
                 self.back(b, &name("ffn.2"), wide, down, x, Some(m(5)));
             }
         }
@@ -221,12 +236,10 @@ impl Transformer<'_> {
         }
     }
 
-    fn attention(&self, b: &mut Builder<'_>, name: &str, qkv: [Value; 3]) -> Value {
-        let out = b.buffer(name, qkv[0].rows, self.config.dim, b.dtype(), Dependence::Latent);
+    fn attention(&self, b: &mut Builder<'_>, name: &str, qkv: [Value; 3], out: Value) {
         #[expect(clippy::cast_precision_loss, reason = "a head's width is far below 2^24")]
         let scale = (HEAD_DIM as f32).sqrt().recip();
         b.attention_into(name, qkv, self.config.heads, scale, false, None, out);
-        out
     }
 
     fn last_layer(
@@ -269,4 +282,9 @@ impl Transformer<'_> {
         let velocity = b.guide("guidance", cond, uncond, 5.0);
         b.euler("euler", latent, velocity, dsigma);
     }
+}
+
+/// LayerNorm with modulation into a place that exists; the row is scale, then shift.
+fn modulated(b: &mut Builder<'_>, name: &str, x: Value, [scale, shift]: [Value; 2], out: Value) {
+    b.norm_into(name, x, Norm::LayerModulated { eps: EPS, scale, shift }, out);
 }

@@ -1,0 +1,164 @@
+//! The pieces that a line allows: as few pieces of rows and as large a decoder's tile as fit under it.
+//!
+//! Pieces of rows cost launches, tiles cost what they overlap by, so neither is taken where the whole fits. Which of the
+//! two to cut follows from where the smallest plan is fullest: in the step loop, or in the decode. Where a film's step
+//! waits for weights though it fits, more pieces leave room for weights that stay, and are taken if that is quicker.
+
+use std::collections::BTreeMap;
+
+use plimsoll_plan::{Machine, Offload, Plan, PlanError, Request};
+
+use crate::error::LedgerError;
+use crate::models::{Ask, KnownModel, Recipe};
+use crate::outcome::{Outcome, outcome, plans};
+
+/// Pieces of rows, in the order in which they are tried.
+const CHUNKS: [u64; 4] = [1, 2, 4, 8];
+/// Sides of tiles in pixels, likewise; 0 is the whole.
+const TILES: [u64; 9] = [0, 1024, 768, 512, 384, 256, 192, 128, 64];
+/// A change that gains less than this share is none.
+const GAIN: f64 = 0.02;
+
+/// A run with its pieces chosen.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    /// What was asked, with pieces and tile filled in.
+    pub ask: Ask,
+    /// Plans of the recipe's parts.
+    pub plans: Vec<Plan>,
+    /// What they take.
+    pub outcome: Outcome,
+}
+
+/// Chooses pieces for lines; keeps the graphs that it has built.
+#[derive(Debug)]
+pub struct Fitter<'m> {
+    model: &'m KnownModel,
+    ask: Ask,
+    recipes: BTreeMap<(u64, u64), Recipe>,
+}
+
+impl<'m> Fitter<'m> {
+    /// For a run of a model.
+    pub fn new(model: &'m KnownModel, ask: &Ask) -> Self {
+        Self { model, ask: *ask, recipes: BTreeMap::new() }
+    }
+
+    /// The graph of a run with its pieces chosen, as a [`Fit`] of this fitter has it.
+    ///
+    /// # Errors
+    /// As [`KnownModel::recipe`].
+    pub fn recipe(&mut self, ask: &Ask) -> Result<&Recipe, LedgerError> {
+        let key = (ask.row_chunks.unwrap_or(1), ask.tile.unwrap_or(0));
+        if !self.recipes.contains_key(&key) {
+            self.recipes.insert(key, self.model.recipe(ask)?);
+        }
+        // It has just been put there.
+        Ok(&self.recipes[&key])
+    }
+
+    fn chunks(&self) -> Vec<u64> {
+        match self.ask.row_chunks {
+            Some(chunks) => vec![chunks],
+            None if self.model.is_video() => CHUNKS.to_vec(),
+            None => vec![1],
+        }
+    }
+
+    fn tiles(&self) -> Vec<u64> {
+        match self.ask.tile {
+            Some(tile) => vec![tile],
+            None => {
+                let [width, height, _] = self.ask.size;
+                let is_smaller = |tile: &u64| *tile < width || *tile < height;
+                TILES.into_iter().filter(is_smaller).collect()
+            }
+        }
+    }
+
+    /// The run under a request's line.
+    ///
+    /// # Errors
+    /// As planning with the pieces that need least, and as [`KnownModel::recipe`].
+    pub fn fit(&mut self, machine: &dyn Machine, request: &Request) -> Result<Fit, LedgerError> {
+        if request.line == plimsoll_plan::Line::Min {
+            return self.smallest(machine, request);
+        }
+        let (chunks, tiles) = (self.chunks(), self.tiles());
+        let (mut chunk, mut tile) = (0, 0);
+        loop {
+            let ask = Ask { row_chunks: Some(chunks[chunk]), tile: Some(tiles[tile]), ..self.ask };
+            let recipe = self.recipe(&ask)?;
+            match plans(recipe, machine, request) {
+                Ok(plans) => {
+                    let outcome = outcome(recipe, machine, &plans);
+                    let found = Fit { ask, plans, outcome };
+                    return self.quicker(machine, request, found, &chunks[chunk + 1..]);
+                }
+                Err(PlanError::Infeasible { at, .. })
+                    if at.phase == "decode" && tile + 1 < tiles.len() =>
+                {
+                    tile += 1;
+                }
+                Err(PlanError::Infeasible { at, .. })
+                    if at.phase == "denoise" && chunk + 1 < chunks.len() =>
+                {
+                    chunk += 1;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The run at the smallest line that works with any pieces.
+    fn smallest(&mut self, machine: &dyn Machine, request: &Request) -> Result<Fit, LedgerError> {
+        let nothing = Request { line: plimsoll_plan::Line::Bytes(1), ..*request };
+        match self.fit(machine, &nothing) {
+            Err(LedgerError::Plan(PlanError::Infeasible { smallest_bytes, .. })) => {
+                let line = plimsoll_plan::Line::Bytes(smallest_bytes);
+                self.fit(machine, &Request { line, ..*request })
+            }
+            other => other,
+        }
+    }
+
+    /// The same in more pieces, where that is quicker.
+    fn quicker(
+        &mut self,
+        machine: &dyn Machine,
+        request: &Request,
+        mut best: Fit,
+        more: &[u64],
+    ) -> Result<Fit, LedgerError> {
+        let may = request.offload == Offload::Auto;
+        for chunks in more {
+            let now = best.outcome;
+            let waits = now.seconds_per_step - now.compute_seconds_per_step;
+            if !may || waits <= GAIN * now.seconds_per_step {
+                break;
+            }
+            let ask = Ask { row_chunks: Some(*chunks), ..best.ask };
+            let recipe = self.recipe(&ask)?;
+            let Ok(plans) = plans(recipe, machine, request) else { break };
+            let outcome = outcome(recipe, machine, &plans);
+            if outcome.seconds > (1.0 - GAIN) * now.seconds {
+                break;
+            }
+            best = Fit { ask, plans, outcome };
+        }
+        Ok(best)
+    }
+}
+
+/// The run of a model under a request's line.
+///
+/// # Errors
+/// As [`Fitter::fit`].
+pub fn fit(
+    model: &KnownModel,
+    ask: &Ask,
+    machine: &dyn Machine,
+    request: &Request,
+) -> Result<Fit, LedgerError> {
+    Fitter::new(model, ask).fit(machine, request)
+}
