@@ -148,7 +148,8 @@ pub enum OpKind<V = View, W = WeightId> {
     ///
     /// A weight stored as [`F8E4M3`](crate::DType::F8E4M3) has a scale for each of its rows; what is multiplied is
     /// `w = bf16(f32(stored) * scale)`, rounded to nearest even, so that the op has the bits that it has over those
-    /// `w` stored as `bf16`.
+    /// `w` stored as `bf16`. A device whose arithmetic says so multiplies 8 bits by 8 bits instead: each row of `x` is
+    /// put in 8 bits by a scale of its own, its greatest magnitude over 448, and both scales multiply the sum.
     ///
     /// Rule of rows: a row of `out` has the same bits whatever the number of rows.
     Linear {
