@@ -7,32 +7,14 @@
 mod card;
 #[path = "../../device/tests/common/mod.rs"]
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+#[path = "../../device/tests/counting/mod.rs"]
+mod counting;
 
 use common::{Lab, bound, unit};
+use counting::Counting;
 use plimsoll_cuda_kernels::{bound_shapes, workspace_bytes};
 use plimsoll_device::{Command, Control, Device, HostDType, Lane, Program, Region, Segment};
 use plimsoll_graph::{Activation, DType, Norm, OpKind};
-
-struct Counting;
-
-static BYTES: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as u64, Ordering::SeqCst);
-        // SAFETY: as for this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as for this function.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -107,9 +89,9 @@ fn a_run_takes_nothing_from_the_heap() {
             };
             // Threads that have just started still set themselves up.
             round(1)?;
-            let before = BYTES.load(Ordering::SeqCst);
+            let before = counting::taken();
             round(2)?;
-            bytes = BYTES.load(Ordering::SeqCst) - before;
+            [_, bytes] = counting::taken_since(before);
             Ok(())
         })
         .unwrap();

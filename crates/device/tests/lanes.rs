@@ -6,11 +6,9 @@
 mod common;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, bound, unit};
-use half::{bf16, f16};
+use common::{Random, bound, contract, unit};
 use plimsoll_device::cpu::{CpuDevice, bound_workspace_bytes};
 use plimsoll_device::{
     Command, Control, Device, DeviceError, HostDType, Lane, Mat, OutputBuffer, Program, Queue,
@@ -200,41 +198,15 @@ fn a_cancelled_device_runs_again_with_the_same_bits() {
 #[test]
 fn cancelling_wakes_a_lane_that_waits_for_ever() {
     let stream = Stream::new();
-    let program = stream.program();
     let mut device = CpuDevice::new(stream.arena_bytes, 1).unwrap();
-    let control = Control::default();
-    let begin = Instant::now();
-    let result = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(30));
-            control.cancel();
-        });
-        device.run(&program, &control, &mut |queue| {
-            queue.enqueue(Lane::Copy, Command::Wait { lane: Lane::Compute, count: 1 })?;
-            queue.wait(Lane::Copy, 1)
-        })
-    });
-    assert!(matches!(result, Err(DeviceError::Cancelled)));
-    assert!(begin.elapsed() < Duration::from_millis(500));
+    contract::cancelling_wakes_a_lane_that_waits_for_ever(&mut device, &stream.program());
 }
 
 #[test]
 fn a_full_ring_makes_the_caller_wait() {
     let stream = Stream::new();
-    let program = stream.program();
     let mut device = CpuDevice::new(stream.arena_bytes, 1).unwrap();
-    let stats = device
-        .run(&program, &Control::default(), &mut |queue| {
-            for count in 1..=20_000u64 {
-                queue.enqueue(Lane::Copy, Command::Signal)?;
-                queue.enqueue(Lane::Compute, Command::Wait { lane: Lane::Copy, count })?;
-                queue.enqueue(Lane::Compute, Command::Signal)?;
-            }
-            queue.wait(Lane::Compute, 20_000)
-        })
-        .unwrap();
-    assert_eq!(stats.copied_bytes, 0);
-    assert_eq!(stats.high_water_bytes, 0, "nothing was touched");
+    contract::a_full_ring_makes_the_caller_wait(&mut device, &stream.program());
 }
 
 #[test]
@@ -269,78 +241,15 @@ fn a_caller_is_told_of_a_signal_in_the_middle_of_much_work() {
 #[test]
 fn a_lane_that_dies_is_an_error() {
     let stream = Stream::new();
-    let program = stream.program();
     let mut device = CpuDevice::new(stream.arena_bytes, 2).unwrap();
-    let told = AtomicBool::new(false);
-    let died = device.run(&program, &Control::default(), &mut |queue| {
-        queue.enqueue(Lane::Compute, Command::Run { op: 9999, step: 0 })?;
-        let result = queue.wait(Lane::Compute, 1);
-        told.store(matches!(result, Err(DeviceError::LaneDied { .. })), Ordering::SeqCst);
-        result
-    });
-    assert!(matches!(died, Err(DeviceError::LaneDied { lane: "compute", .. })), "{died:?}");
-    assert!(told.load(Ordering::SeqCst), "the caller was not told why");
+    contract::a_lane_that_fails_is_an_error(&mut device, &stream.program());
     stream.run(&mut device, &Control::default()).unwrap();
-    let wrong = device.run(&program, &Control::default(), &mut |queue| {
-        queue.enqueue(Lane::Copy, Command::Run { op: 0, step: 0 })
-    });
-    assert!(matches!(wrong, Err(DeviceError::Unsupported { .. })));
 }
 
 #[test]
 fn copies_cast_to_nearest_even() {
-    let numbers: Vec<f32> = (0..5000)
-        .map(|at| f32::from_bits(0x3F80_0000 + at * 0x1FFF + at))
-        .chain([f32::INFINITY, -0.0, f32::MIN_POSITIVE / 8.0, 65520.0])
-        .collect();
-    let halves: Vec<u16> = (0..=u16::MAX).filter(|bits| !f16::from_bits(*bits).is_nan()).collect();
-    let as_f32: Vec<u8> = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let as_f16: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let as_bf16: Vec<u8> = numbers.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
     let mut device = CpuDevice::new(512 * 1024, 1).unwrap();
-    for (source, source_dtype, target_dtype) in [
-        (&as_f32, HostDType::F32, DType::BF16),
-        (&as_f16, HostDType::F16, DType::BF16),
-        (&as_f16, HostDType::F16, DType::F32),
-        (&as_bf16, HostDType::BF16, DType::F32),
-        (&as_f32, HostDType::F32, DType::F32),
-        (&as_f32, HostDType::U32, DType::U32),
-    ] {
-        // An odd address: files promise nothing.
-        let shifted: Vec<u8> = std::iter::once(0).chain(source.iter().copied()).collect();
-        let count = source.len() as u64 / source_dtype.bytes();
-        let target = mat(256, 1, count, target_dtype);
-        let bytes = count * target_dtype.bytes();
-        let program = Program {
-            copies: vec![unit(Segment {
-                source: &shifted[1..],
-                source_dtype,
-                target: 256,
-                target_dtype,
-            })],
-            ops: vec![bound(OpKind::Output { output: OutputId(0), x: target }, Region::default())],
-            outputs: vec![OutputBuffer { bytes: Mutex::new(vec![0; bytes as usize].into()) }],
-            ..Program::default()
-        };
-        let drive = &mut |queue: &dyn Queue| common::run_all(queue, &program);
-        let stats = device.run(&program, &Control::default(), drive).unwrap();
-        assert_eq!(stats.copied_bytes, bytes);
-        let value = |at: usize| match source_dtype {
-            HostDType::F16 => f16::from_bits(halves[at]).to_f32(),
-            HostDType::BF16 => bf16::from_f32(numbers[at]).to_f32(),
-            _ => numbers[at],
-        };
-        let expected: Vec<u8> = (0..count as usize)
-            .flat_map(|at| match target_dtype {
-                DType::BF16 => bf16::from_f32(value(at)).to_le_bytes().to_vec(),
-                _ => value(at).to_le_bytes().to_vec(),
-            })
-            .collect();
-        assert!(
-            program.outputs[0].bytes.lock().unwrap()[..] == expected[..],
-            "{source_dtype:?} to {target_dtype:?}"
-        );
-    }
+    contract::copies_cast_to_nearest_even(&mut device, 5000);
 }
 
 #[test]
@@ -398,19 +307,20 @@ fn an_arena_that_cannot_be_had_is_refused() {
 fn the_high_water_mark_is_found_by_the_pattern() {
     let mut device = CpuDevice::new(10_001, 1).unwrap();
     assert_eq!(device.high_water_bytes(), 0);
-    for (offset, expected) in [(0u64, 256u64), (252, 256), (256, 512), (9_996, 10_240)] {
-        device.reset_pattern();
-        let program = Program {
-            copies: vec![unit(Segment {
-                source: &[0; 4],
-                source_dtype: HostDType::F32,
-                target: offset,
-                target_dtype: DType::F32,
-            })],
-            ..Program::default()
-        };
-        let drive = &mut |queue: &dyn Queue| common::run_all(queue, &program);
-        let stats = device.run(&program, &Control::default(), drive).unwrap();
-        assert_eq!(stats.high_water_bytes, expected);
+    contract::the_high_water_mark_is_found_by_the_pattern(&mut device, CpuDevice::reset_pattern);
+}
+
+#[test]
+fn another_arena_is_taken_in_the_place_of_the_first() {
+    let stream = Stream::new();
+    let mut device = CpuDevice::new(stream.arena_bytes, 2).unwrap();
+    let (_, first) = stream.run(&mut device, &Control::default()).unwrap();
+    for arena_bytes in [0, 1 << 20, 1 << 26, stream.arena_bytes] {
+        device.retake(arena_bytes).unwrap();
+        assert_eq!((device.arena_bytes(), device.high_water_bytes()), (arena_bytes, 0));
     }
+    assert!(stream.run(&mut device, &Control::default()).unwrap().1 == first);
+    assert!(matches!(device.retake(1 << 62), Err(DeviceError::Arena { .. })));
+    device.retake(stream.arena_bytes).unwrap();
+    assert!(stream.run(&mut device, &Control::default()).unwrap().1 == first);
 }

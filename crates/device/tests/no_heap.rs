@@ -4,34 +4,13 @@
 #![allow(missing_docs)]
 
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+mod counting;
 
 use common::{Lab, bound};
+use counting::Counting;
 use plimsoll_device::cpu::{CpuDevice, bound_workspace_bytes};
 use plimsoll_device::{Command, Control, Device, Lane, Program, Region};
 use plimsoll_graph::{Activation, DType, Norm, OpKind};
-
-struct Counting;
-
-static CALLS: AtomicU64 = AtomicU64::new(0);
-static BYTES: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        BYTES.fetch_add(layout.size() as u64, Ordering::SeqCst);
-        // SAFETY: as for this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as for this function.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -110,14 +89,13 @@ fn a_run_takes_nothing_from_the_heap() {
                     queue.enqueue(lane, Command::Signal)?;
                     queue.wait(lane, 1)?;
                 }
-                let before = (CALLS.load(Ordering::SeqCst), BYTES.load(Ordering::SeqCst));
+                let before = counting::taken();
                 for op in (0..count).cycle().take(20 * count as usize) {
                     queue.enqueue(Lane::Compute, Command::Run { op, step: 0 })?;
                 }
                 queue.enqueue(Lane::Compute, Command::Signal)?;
                 queue.wait(Lane::Compute, 2)?;
-                calls = CALLS.load(Ordering::SeqCst) - before.0;
-                bytes = BYTES.load(Ordering::SeqCst) - before.1;
+                [calls, bytes] = counting::taken_since(before);
                 Ok(())
             })
             .unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use plimsoll_graph::{Graph, Op};
 use plimsoll_host::{DiskFiles, READERS, memory};
-use plimsoll_plan::{Machine, Plan};
+use plimsoll_plan::{Bytes, Machine, Plan};
 
 use crate::assembled::{Assembled, catalog};
 use crate::failure::PipelineError;
@@ -84,19 +84,14 @@ impl DiskShare {
     /// The one line for a person.
     pub fn notice(&self, seconds_per_step: f64) -> String {
         format!(
-            "RAM for weights is {:.2} GiB and {:.2} GiB are streamed: {:.2} GiB a step come from the disk at \
-             {:.2} GB/s; predicted {seconds_per_step:.3} s a step",
-            gib(self.ram_bytes),
-            gib(self.streamed_bytes),
-            gib(self.disk_bytes()),
+            "{} of RAM are for weights and {} are streamed: {} a step come from the disk at {:.2} GB/s; predicted \
+             {seconds_per_step:.3} s a step",
+            Bytes(self.ram_bytes),
+            Bytes(self.streamed_bytes),
+            Bytes(self.disk_bytes()),
             self.bytes_per_second / 1e9,
         )
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for a person")]
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
 }
 
 /// A machine whose copies come from the disk in part: on average each waits for its share.

@@ -11,7 +11,7 @@ use plimsoll_device::{
 };
 use plimsoll_device_cuda::CudaDevice;
 use plimsoll_graph::{DType, OpKind, OutputId};
-use plimsoll_host::SharedMapping;
+use plimsoll_host::{DiskFiles, SharedMapping};
 
 pub(crate) fn mat(offset: u64, rows: u64, cols: u64, dtype: DType) -> Mat {
     Mat { offset, rows, cols, stride: cols, dtype, step_bytes: 0 }
@@ -26,12 +26,14 @@ pub(crate) enum Source {
     Mapped,
     /// In a mapped file that is in no list of mappings: through windows.
     Unlisted,
+    /// In a file that is read from the disk: through windows.
+    Disk,
     /// As halves: through windows, cast.
     Halves,
 }
 
-pub(crate) const SOURCES: [Source; 4] =
-    [Source::Memory, Source::Mapped, Source::Unlisted, Source::Halves];
+pub(crate) const SOURCES: [Source; 5] =
+    [Source::Memory, Source::Mapped, Source::Unlisted, Source::Disk, Source::Halves];
 
 /// Layers `x += repeat * w[layer]`, whose weights are streamed through some slots for some steps. Values are small
 /// integers, so that sums are exact and the host knows the result.
@@ -48,7 +50,8 @@ pub(crate) struct Stream {
     words: Vec<Vec<u8>>,
     zeros: Vec<u8>,
     mapping: SharedMapping,
-    _file: tempfile::NamedTempFile,
+    disk: DiskFiles,
+    file: tempfile::NamedTempFile,
 }
 
 /// Bytes before the weights in the file: an odd place, as files have.
@@ -94,9 +97,15 @@ impl Stream {
             halves,
             words,
             zeros: vec![0; elements * 4],
+            disk: DiskFiles::open(std::slice::from_ref(&mapping)).unwrap(),
             mapping,
-            _file: file,
+            file,
         }
+    }
+
+    /// Leaves that many bytes of the file.
+    pub(crate) fn shrink(&self, bytes: u64) {
+        self.file.as_file().set_len(bytes).unwrap();
     }
 
     /// One that takes a few milliseconds.
@@ -134,7 +143,7 @@ impl Stream {
         let bytes: &[u8] = match source {
             Source::Memory => &self.words[layer],
             Source::Halves => &self.halves[layer],
-            Source::Mapped | Source::Unlisted => {
+            Source::Mapped | Source::Unlisted | Source::Disk => {
                 let start = HEADER + layer * self.elements * 4;
                 &self.mapping.bytes()[start..start + self.elements * 4]
             }
@@ -148,6 +157,7 @@ impl Stream {
             target: self.slot(at),
             target_dtype: DType::F32,
         });
+        copy.from_disk = source == Source::Disk;
         let mut target = self.slot(at);
         copy.segments = bytes
             .chunks(each)
@@ -184,6 +194,7 @@ impl Stream {
             ops,
             repeated: announced.map(|at| at..at + 1).collect(),
             copies,
+            disk: Some(&self.disk),
             outputs: vec![OutputBuffer { bytes: Mutex::new(vec![0; self.elements * 4].into()) }],
             steps: self.steps,
             mark_count: self.steps + 1,

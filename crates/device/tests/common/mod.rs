@@ -1,6 +1,8 @@
 //! One op on a device of its own: operands with random values, results and scratch poisoned with NaN.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+pub mod contract;
+
 use std::sync::Mutex;
 
 use half::bf16;
