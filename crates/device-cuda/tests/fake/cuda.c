@@ -190,11 +190,33 @@ int cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
     return OK;
 }
 
+/* Recordings: what is recorded is carried out at once, which for kernels is nothing, and replayed as nothing. */
+int cuStreamBeginCapture_v2(void *stream, int mode) { (void)stream; (void)mode; CALL; return OK; }
+int cuStreamEndCapture(void *stream, void **graph) { (void)stream; CALL; *graph = &handle; return OK; }
+int cuGraphGetNodes(void *graph, void **nodes, size_t *count) { (void)graph; (void)nodes; CALL; *count = 1; return OK; }
+int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+    (void)graph; (void)flags;
+    CALL;
+    *made = &handle;
+    return OK;
+}
+int cuGraphUpload(void *made, void *stream) { (void)made; (void)stream; CALL; return OK; }
+int cuGraphLaunch(void *made, void *stream) { (void)made; (void)stream; CALL; return OK; }
+int cuGraphDestroy(void *graph) { (void)graph; return OK; }
+int cuGraphExecDestroy(void *made) { (void)made; return OK; }
+
 /* libnvidia-ml, which is a link to the same file and so the same library: this process, and another that holds what FAKE_CUDA_OTHERS says. */
 typedef struct { unsigned pid; unsigned long long used_bytes; unsigned gpu_instance, compute_instance; } Process;
 int nvmlInit_v2(void) { return OK; }
 int nvmlShutdown(void) { return OK; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { (void)bus; *device = &handle; return OK; }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long found[3]) {
+    (void)device;
+    found[0] = env("FAKE_CUDA_TOTAL", 8ull << 30);
+    found[2] = own_bytes() + env("FAKE_CUDA_OTHERS", 0);
+    found[1] = found[0] > found[2] ? found[0] - found[2] : 0;
+    return OK;
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *found) {
     (void)device;
     unsigned long long own = own_bytes();
