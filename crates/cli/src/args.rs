@@ -191,6 +191,9 @@ pub(crate) struct ProbeArgs {
     /// Folder to look for cuBLASLt and cuDNN in first; may be given more than once
     #[arg(long, value_name = "DIR")]
     pub(crate) cuda_lib_dir: Vec<PathBuf>,
+    /// Folder whose disk is measured with a file of 256 MiB, such as the one of a model [default: the profile's]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) disk: Option<PathBuf>,
     /// Folder that the profile is written to [default: where `plan` looks]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,

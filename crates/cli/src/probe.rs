@@ -1,9 +1,12 @@
-//! `plimsoll probe`: measures the card of this machine and keeps what it found for `plan`.
+//! `plimsoll probe`: measures the card of this machine and keeps what it found for `plan`; and a disk.
+
+use std::path::Path;
 
 use plimsoll_device_cuda::loader::{self, LibraryOptions};
 use plimsoll_device_cuda::measure::{Effort, measure};
 use plimsoll_device_cuda::profile::{CardProfile, Rates};
 use plimsoll_device_cuda::{Card, CardOptions};
+use plimsoll_host::measure_disk;
 use serde_json::json;
 
 use crate::args::ProbeArgs;
@@ -34,10 +37,17 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         None => CardProfile::default_folder().and_then(|folder| profile.save(&folder)),
     };
     let saved = saved.map_err(|error| Failure::Usage(error.to_string()))?;
+    // The disk is the machine's and not the card's: told, not kept. A run from it measures the one its files are on.
+    let folder = args.disk.as_deref().or(saved.parent()).unwrap_or(Path::new("."));
+    let disk = measure_disk(folder).unwrap_or_else(|error| {
+        out::notice(&format!("the disk was not measured: {error}"));
+        None
+    });
     if args.json {
-        return out::result(
-            &json!({ "profile": profile, "file": saved.display().to_string() }).to_string(),
-        );
+        let disk = json!({ "folder": folder.display().to_string(), "bytes_per_second": disk });
+        let saved = saved.display().to_string();
+        let object = json!({ "profile": profile, "file": saved, "disk": disk });
+        return out::result(&object.to_string());
     }
     let mut lines = vec![
         format!("{name} ({}), {:.1} GiB", profile.arch, gib(profile.vram_bytes)),
@@ -59,6 +69,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         "convolution             {:.0} TFLOP/s",
         profile.conv_flops_per_second / 1e12
     ));
+    if let Some(rate) = disk {
+        let folder = folder.display();
+        lines.push(format!("disk                    {:.2} GB/s ({folder})", rate / 1e9));
+    }
     let reports = loader::search(&options.libraries);
     let is_short = reports.iter().any(|report| report.path.is_none());
     lines.extend(reports.iter().map(ToString::to_string));

@@ -66,6 +66,13 @@ fn copy_all(task: &str) {
     device.set_mappings(std::slice::from_ref(&mapping));
     let disk = DiskFiles::open(std::slice::from_ref(&mapping)).unwrap();
 
+    if task == "later" {
+        // SAFETY: no other thread of this process reads the environment now.
+        unsafe { std::env::set_var("FAKE_CUDA_OTHERS", "99999999999999") };
+        let (free, total) = (device.card().free_bytes().unwrap(), device.card().total_bytes());
+        assert!(free == 0 && total > 0, "others have taken all that was left");
+    }
+
     let (mut source, mut target) = (777usize, 0u64);
     let (mut copies, mut ops, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
     for (at, bytes) in PARTS.into_iter().enumerate() {
@@ -222,6 +229,12 @@ fn an_error_that_stays_is_told_with_its_cause_then_and_later() {
     let Some(text) = told("copy", &[("FAKE_CUDA_FAIL_LAUNCH", "2")]) else { return };
     assert!(text.contains("failed: the cuda device failed: cuLaunchKernel failed: 700"), "{text}");
     assert!(text.contains("for good: the card stopped after an earlier error"), "{text}");
+}
+
+#[test]
+fn memory_that_others_take_later_is_not_missed() {
+    let Some(text) = told("later", &[]) else { return };
+    assert!(text.contains("same bytes"), "{text}");
 }
 
 #[test]

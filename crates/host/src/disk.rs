@@ -10,6 +10,7 @@
 //! Invariants: reads are aligned to [`ALIGNMENT`] on both sides; a file that has become shorter is an error.
 
 use std::fs::File;
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,6 +27,10 @@ const ALIGNMENT: usize = 4096;
 
 /// Bytes of a read when the rate is measured.
 const MEASURED_READ_BYTES: usize = 4 << 20;
+
+/// Bytes that are written to measure a disk, and how long they are read at most.
+const WRITTEN_BYTES: usize = 256 << 20;
+const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Page-aligned memory that a read goes to.
 #[derive(Debug)]
@@ -204,6 +209,44 @@ impl DiskFiles {
         let (bytes, seconds) = (done.into_inner(), begin.elapsed().as_secs_f64());
         Ok((bytes > 0 && seconds > 0.0).then(|| bytes as f64 / seconds))
     }
+}
+
+/// Bytes a second that a folder's disk gives: a file of random bytes is written there, read past the page cache and
+/// removed. `None` where the folder is on no disk, or on one that cannot be read so.
+///
+/// # Errors
+/// [`HostError::Io`] for a file that cannot be written, and as [`DiskFiles::measure`].
+pub fn measure_disk(folder: &Path) -> Result<Option<f64>, HostError> {
+    let path = folder.join(format!("plimsoll-disk-{}.tmp", std::process::id()));
+    let io = |source| HostError::Io { path: path.clone(), action: "write the file", source };
+    let written = write_random(&path).map_err(io);
+    let measured = written.and_then(|()| {
+        let disk = DiskFiles::open(&[SharedMapping::open(&path)?])?;
+        if !disk.is_direct() {
+            return Ok(None);
+        }
+        disk.measure(crate::READERS, WRITTEN_LIMIT)
+    });
+    // Nothing is left of it, whatever happened; the error that is told is the first.
+    let _ = std::fs::remove_file(&path);
+    measured
+}
+
+/// Bytes that no disk or file system can pack, written through to the disk.
+fn write_random(path: &Path) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut part = vec![0u8; MEASURED_READ_BYTES];
+    for _ in 0..WRITTEN_BYTES / MEASURED_READ_BYTES {
+        for word in part.as_chunks_mut::<8>().0 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *word = state.to_le_bytes();
+        }
+        file.write_all(&part)?;
+    }
+    file.sync_all()
 }
 
 impl DiskFile {

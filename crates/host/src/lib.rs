@@ -32,7 +32,7 @@ mod guard;
 pub mod memory;
 mod read_ahead;
 
-pub use disk::{DiskFiles, Scratch};
+pub use disk::{DiskFiles, Scratch, measure_disk};
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use plimsoll_weights::FileIdentity;

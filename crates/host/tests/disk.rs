@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use plimsoll_host::{DiskFiles, HostError, READERS, ReadAhead, Scratch, SharedMapping};
+use plimsoll_host::{
+    DiskFiles, HostError, READERS, ReadAhead, Scratch, SharedMapping, measure_disk,
+};
 
 /// splitmix64.
 struct Random(u64);
@@ -90,6 +92,18 @@ fn any_range_is_read_as_it_lies_in_its_file() {
     assert!(
         rate > 0.0 && DiskFiles::open(&[]).unwrap().measure(1, Duration::ZERO).unwrap().is_none()
     );
+}
+
+#[test]
+fn a_disk_is_measured_by_its_folder_and_nothing_is_left_there() {
+    let folder = folder();
+    match measure_disk(folder.path()).unwrap() {
+        Some(rate) => println!("{:.2} GB/s", rate / 1e9),
+        None => println!("not read past the page cache"),
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let missing = measure_disk(&folder.path().join("missing"));
+    assert!(matches!(missing, Err(HostError::Io { .. })), "{missing:?}");
 }
 
 #[test]
