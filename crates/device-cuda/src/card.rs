@@ -12,7 +12,6 @@ use crate::kernels::Kernels;
 use crate::lanes::SIGNALS;
 use crate::loader::{Libraries, LibraryOptions};
 use crate::meter::{Meter, MeterKind};
-use crate::replay;
 use crate::signals::Signals;
 
 /// Kept free beside everything that was seen to be taken.
@@ -230,7 +229,6 @@ fn warm_up(
     let scratch = DeviceMemory::new(context, WARM_UP_BYTES)?;
     // SAFETY: the scratch has that size, and lives until the stream is empty.
     unsafe { libraries.warm_up(scratch.base(), WARM_UP_BYTES, stream.raw()) }?;
-    replay::warm_up(stream, &scratch)?;
     stream.synchronize()
 }
 

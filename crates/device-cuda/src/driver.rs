@@ -49,12 +49,6 @@ pub(crate) const SYMBOLS: &[&str] = &[
     "cuEventSynchronize",
     "cuFuncSetAttribute",
     "cuGetErrorString",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuGraphGetNodes",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuGraphUpload",
     "cuInit",
     "cuLaunchKernel",
     "cuMemAlloc_v2",
@@ -71,10 +65,8 @@ pub(crate) const SYMBOLS: &[&str] = &[
     "cuModuleGetFunction",
     "cuModuleLoadData",
     "cuModuleUnload",
-    "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
-    "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
 ];
@@ -89,12 +81,10 @@ macro_rules! driver {
     }};
 }
 
-mod graph;
 mod memory;
 mod module;
 mod stream;
 
-pub(crate) use graph::Recording;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, register, unregister};
 pub(crate) use module::{Function, Module};
 pub(crate) use stream::{Event, LaunchShape, Rows, Stream};
@@ -265,7 +255,6 @@ mod tests {
     fn the_gate_knows_every_call() {
         let source = [
             include_str!("driver.rs"),
-            include_str!("driver/graph.rs"),
             include_str!("driver/memory.rs"),
             include_str!("driver/module.rs"),
             include_str!("driver/stream.rs"),

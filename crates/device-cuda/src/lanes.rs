@@ -21,7 +21,6 @@ use crate::host_memory::{PreparedCopies, Stager, Windows};
 use crate::loader::Libraries;
 use crate::nvtx::{Open, Ranges};
 use crate::prepare::{ARGUMENTS_MAX, Prepared, Transfer, Work};
-use crate::replay::{Replayed, Replays};
 use crate::ring::{Popped, Ring};
 use crate::signals::{Signals, lock};
 use clock::Clock;
@@ -101,14 +100,6 @@ impl Parts<'_, '_> {
     }
 }
 
-/// Where a lane is.
-#[derive(Debug, Default)]
-struct At {
-    /// What the step counter holds once the stream gets here.
-    step: Option<u32>,
-    replayed: Replayed,
-}
-
 /// Why lanes stopped.
 #[derive(Clone, Debug)]
 enum Failure {
@@ -144,7 +135,6 @@ pub(crate) struct Run<'r, 'h> {
     control: &'r Control,
     clock: Clock,
     rings: [Ring<Command>; 2],
-    replays: Replays,
     stager: Option<Stager<'r, 'h>>,
     /// For a profiler, where one listens.
     ranges: Option<Ranges>,
@@ -183,20 +173,9 @@ impl<'r, 'h> Run<'r, 'h> {
             .filter(|_| parts.copies.chunks.len() > 0)
             // What is in the ring, what the lane has taken from it, and what is being enqueued.
             .map(|windows| Stager::new(&parts.copies.chunks, windows, program.disk, RING + 2));
-        // A trace has the times of single ops.
-        let repeated = program.repeated.iter().filter(|_| !program.trace);
-        let is_kernels = |op: u32| {
-            let mut works = parts.prepared.works(op as usize).iter();
-            works.all(|work| !matches!(work, Work::In(_) | Work::Out { .. }))
-        };
-        let repeated = repeated.filter(|ops| (*ops).clone().all(is_kernels)).cloned();
-        let replays = Replays::record(parts.streams[1], repeated, |mut ops| {
-            ops.try_for_each(|op| parts.issue_op(op as usize, 0))
-        })?;
         Ok(Self {
             parts,
             control,
-            replays,
             clock: Clock::new(context, program)?,
             rings: [Ring::new(RING), Ring::new(RING)],
             stager,
@@ -323,14 +302,14 @@ impl<'r, 'h> Run<'r, 'h> {
         self.parts.context.enter()?;
         let stream = self.parts.streams[index(lane)];
         let is_closed = || self.is_closed.load(Ordering::SeqCst);
-        let mut at = At::default();
+        let mut step = None;
         let mut open = Open::default();
         let ended = loop {
             match self.rings[index(lane)].pop(is_closed, || self.is_over()) {
                 Popped::Item(command) => {
                     let ranges = self.ranges.as_ref();
                     let in_range = ranges.filter(|ranges| ranges.begin(command, &mut open));
-                    let issued = self.issue(lane, command, &mut at);
+                    let issued = self.issue(lane, command, &mut step);
                     in_range.inspect(|ranges| ranges.end());
                     if issued.is_err() {
                         break issued;
@@ -346,17 +325,9 @@ impl<'r, 'h> Run<'r, 'h> {
         ended
     }
 
-    fn issue(&self, lane: Lane, command: Command, at: &mut At) -> Result<(), Stop> {
+    fn issue(&self, lane: Lane, command: Command, step: &mut Option<u32>) -> Result<(), Stop> {
         let stream = self.parts.streams[index(lane)];
         let unsupported = |what: &str| CudaError::Unsupported { what: what.to_owned() };
-        if let Command::Run { op, .. } = command
-            && at.replayed.takes(op)
-        {
-            return Ok(());
-        }
-        if !at.replayed.is_done() {
-            return Err(unsupported("a part of ops that were announced to run whole").into());
-        }
         match command {
             Command::Copy { .. } if lane == Lane::Compute => {
                 Err(unsupported("a copy on the compute lane").into())
@@ -369,15 +340,10 @@ impl<'r, 'h> Run<'r, 'h> {
                 self.issue_between(stream, span, || self.issue_copy(copy as usize, step))
             }
             Command::Run { op, step: wanted } => {
-                if at.step != Some(wanted) {
+                if *step != Some(wanted) {
                     // SAFETY: the step counter is a word of the arena's allocation.
                     unsafe { stream.set_words(self.parts.step_counter, wanted, 1) }?;
-                    at.step = Some(wanted);
-                }
-                if let Some((ops, recording)) = self.replays.starting(op) {
-                    at.replayed.began(ops);
-                    // SAFETY: the arena and what was prepared live until the run's end.
-                    return Ok(unsafe { stream.replay(recording) }?);
+                    *step = Some(wanted);
                 }
                 let span = self.clock.next_span(SpanKind::Op, op, Some(wanted));
                 self.issue_between(stream, span, || Ok(self.parts.issue_op(op as usize, wanted)?))

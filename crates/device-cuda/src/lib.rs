@@ -33,7 +33,6 @@ mod meter;
 mod nvtx;
 mod prepare;
 pub mod profile;
-mod replay;
 mod ring;
 mod signals;
 

@@ -230,9 +230,6 @@ pub struct Program<'h> {
     pub tables: Vec<HostTable<'h>>,
     /// Host memory by the graph's output index.
     pub outputs: Vec<OutputBuffer>,
-    /// Ranges of [`Program::ops`] that are run whole, op after op without another command between, and more than once:
-    /// a device may prepare each as one piece of work. Ascending, without common ops.
-    pub repeated: Vec<std::ops::Range<u32>>,
     /// Steps of the loop: the length of [`RunStats::copied_bytes_by_step`].
     pub steps: u32,
     /// How many marks the run sets: the length of [`RunStats::marks`].

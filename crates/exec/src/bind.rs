@@ -92,20 +92,12 @@ pub fn bind<'h>(
             u64::from(visit.ops_end - visit.ops_start)
         })
         .sum();
-    let looped = plan.phases.iter().filter(|phase| phase.repeat > 1);
-    let looped = looped.flat_map(|phase| phase.visits_start..phase.visits_end);
-    let repeated = looped
-        .map(|visit| &plan.visits[visit as usize])
-        .map(|visit| visit.ops_start..visit.ops_end)
-        .filter(|ops| !ops.is_empty())
-        .collect();
     Ok(Program {
         ops,
         copies,
         inputs,
         tables,
         outputs,
-        repeated,
         disk: None,
         steps: graph.steps,
         mark_names: mark_names(plan),

@@ -138,11 +138,6 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    /// What it was made in.
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
     /// The driver's handle, for libraries.
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.raw

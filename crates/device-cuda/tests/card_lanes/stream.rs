@@ -187,12 +187,8 @@ impl Stream {
         };
         let mut ops: Vec<_> = (0..total).map(|at| bound(add(at), Region::default())).collect();
         ops.push(bound(OpKind::Output { output: OutputId(0), x }, Region::default()));
-        // What is run an even number of times is announced as repeated: a card records it.
-        let is_announced = self.repeat.is_multiple_of(2);
-        let announced = (0..total as u32).filter(|_| is_announced);
         Program {
             ops,
-            repeated: announced.map(|at| at..at + 1).collect(),
             copies,
             disk: Some(&self.disk),
             outputs: vec![OutputBuffer { bytes: Mutex::new(vec![0; self.elements * 4].into()) }],

@@ -190,21 +190,6 @@ int cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
     return OK;
 }
 
-/* Recordings: what is recorded is carried out at once, which for kernels is nothing, and replayed as nothing. */
-int cuStreamBeginCapture_v2(void *stream, int mode) { (void)stream; (void)mode; CALL; return OK; }
-int cuStreamEndCapture(void *stream, void **graph) { (void)stream; CALL; *graph = &handle; return OK; }
-int cuGraphGetNodes(void *graph, void **nodes, size_t *count) { (void)graph; (void)nodes; CALL; *count = 1; return OK; }
-int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
-    (void)graph; (void)flags;
-    CALL;
-    *made = &handle;
-    return OK;
-}
-int cuGraphUpload(void *made, void *stream) { (void)made; (void)stream; CALL; return OK; }
-int cuGraphLaunch(void *made, void *stream) { (void)made; (void)stream; CALL; return OK; }
-int cuGraphDestroy(void *graph) { (void)graph; return OK; }
-int cuGraphExecDestroy(void *made) { (void)made; return OK; }
-
 /* libnvidia-ml, which is a link to the same file and so the same library: this process, and another that holds what FAKE_CUDA_OTHERS says. */
 typedef struct { unsigned pid; unsigned long long used_bytes; unsigned gpu_instance, compute_instance; } Process;
 int nvmlInit_v2(void) { return OK; }

@@ -47,16 +47,6 @@ pub fn check_program(
     limits: &Limits<'_>,
 ) -> Result<(), DeviceError> {
     let checker = Checker { program, arena_bytes, limits };
-    let mut from = 0;
-    for range in &program.repeated {
-        let is_next = range.start >= from && range.start < range.end;
-        checker.require(
-            is_next && range.end as usize <= program.ops.len(),
-            "the repeated ops",
-            &format!("{}..{}", range.start, range.end),
-        )?;
-        from = range.end;
-    }
     program.copies.iter().try_for_each(|copy| checker.copy(copy))?;
     program.ops.iter().try_for_each(|op| checker.op(op))
 }
