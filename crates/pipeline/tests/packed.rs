@@ -351,8 +351,8 @@ fn segments(open: Assembled, offload: Offload, line: Line) -> Vec<(String, usize
     let plan = placed.plan();
     assert_eq!(made.report.stats.copied_bytes, plan.predicted.copied_bytes, "without filler");
     assert_eq!(made.report.stats.high_water_bytes, plan.predicted.vram_peak_bytes);
-    let found = found.lock().unwrap().clone();
-    found
+    drop(placed);
+    found.lock().unwrap().clone()
 }
 
 #[test]
