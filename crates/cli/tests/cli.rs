@@ -379,6 +379,34 @@ fn fp8_of_a_bf16_folder_has_the_bits_of_the_packed_one() {
 }
 
 #[test]
+fn tiles_are_named_in_plans_and_records_and_refused_with_the_nearest() {
+    let folder = Folder::new();
+    let size = ["--width", "192", "--height", "128", "--steps", "1", "--vram", "min"];
+    let draw = |tile: &str| folder.generate(&[&size[..], &["--vae-tile", tile]].concat());
+    let (whole, tiled) = (draw("off"), draw("96"));
+    assert_eq!((&whole["vae_tile"], &tiled["vae_tile"]), (&Value::Null, &Value::from(96)));
+    assert_eq!(whole["latent_sha256"], tiled["latent_sha256"]);
+    assert_ne!(whole["image_sha256"], tiled["image_sha256"]);
+    let line = |run: &Value| number(run, &["vram_line_bytes"]);
+    assert!(line(&tiled) < line(&whole));
+    assert_eq!(draw("auto")["plan_id"], whole["plan_id"], "the smallest line is of the whole");
+    let below = line(&whole) - 1024;
+    let refusal = format!("{below}B");
+    let advice = ["--width", "192", "--height", "128", "--vram", &refusal];
+    refused_run(&advice, 3, "it fits with --vae-tile");
+    refused_run(&["--vae-tile", "100"], 2, "96 is the nearest");
+    let simulated = folder.generate(&["--device", "sim", "--vae-tile", "64", "--vram", "min"]);
+    assert_eq!(simulated["vae_tile"], 64);
+
+    let mut command = folder.recorded(&["generate", PROMPT, "--device", "cpu", "--steps", "1"]);
+    assert!(command.args(["--vae-tile", "64"]).status().unwrap().success());
+    assert_eq!(folder.json(&["runs", "repeat", "last", "-n", "1"])["failed"], Value::Null);
+    let shown = folder.show("last");
+    let words = shown.to_string();
+    assert!(words.contains("--vae-tile"), "{words}");
+}
+
+#[test]
 fn what_cannot_be_packed_is_refused_and_leaves_nothing() {
     refused_run(&["--dtype", "vae=fp8"], 2, "stays bf16");
     let model = demo();

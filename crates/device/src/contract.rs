@@ -113,6 +113,11 @@ impl HostDType {
         }
     }
 
+    /// Whether a range is of whole rows, each of which arrives as one.
+    pub const fn is_by_rows(self) -> bool {
+        matches!(self, Self::Codes(_) | Self::Scales(_))
+    }
+
     /// Bytes between which a range may be cut: one element, or one row where its codes depend on all of it.
     pub const fn unit_bytes(self) -> u64 {
         match self {

@@ -95,12 +95,7 @@ mod tests {
         let fade = Fade { skip: 128, rise: 128, fall: 128 };
         assert_eq!(
             places[1],
-            Place {
-                start: 32,
-                first: 384 - 64 + 64 - 64,
-                pixels: 384,
-                fade: Fade { skip: 64, ..fade }
-            }
+            Place { start: 32, first: 320, pixels: 384, fade: Fade { skip: 64, ..fade } }
         );
     }
 }

@@ -91,7 +91,7 @@ const TILE_LEAST: u64 = 64;
 
 /// Refuses a tile that no decoder can take.
 fn check_tile(tile: u64) -> Result<(), ModelError> {
-    if tile == 0 || (tile % 8 == 0 && (TILE_LEAST..=SIDE_MAX).contains(&tile)) {
+    if tile == 0 || (tile.is_multiple_of(8) && (TILE_LEAST..=SIDE_MAX).contains(&tile)) {
         return Ok(());
     }
     Err(ModelError::Request {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Advice, Machine, PlanError, Request};
+use plimsoll_plan::{Advice, Machine, PeakAt, PlanError, Request};
 
 use crate::failure::PipelineError;
 use crate::placed::Planned;
@@ -86,14 +86,15 @@ pub fn plan_tiled(
         Tiling::Edge(edge) => return plan(Some(edge)),
         Tiling::Off | Tiling::Auto => plan(None),
     };
-    let Err(PipelineError::Plan(PlanError::Infeasible { .. })) = &whole else { return whole };
-    let Some((edge, tiled)) = largest(sides, &plan)? else {
-        // The smallest tile is what its smallest line is told of, where tiles were asked for.
-        return if tiling == Tiling::Auto && sides.least < sides.whole {
-            plan(Some(sides.least))
-        } else {
-            whole
-        };
+    let Err(PipelineError::Plan(PlanError::Infeasible { at, .. })) = &whole else { return whole };
+    if !is_of_decode(at) {
+        return whole;
+    }
+    let (edge, tiled) = match largest(sides, &plan)? {
+        Ok(found) => found,
+        // The smallest line that is told is then that of tiles, where tiles were asked for.
+        Err(Some(error)) if tiling == Tiling::Auto => return Err(error.into()),
+        Err(_) => return whole,
     };
     if tiling == Tiling::Auto {
         return Ok(tiled);
@@ -120,29 +121,50 @@ pub fn plan_tiled(
     })
 }
 
-/// The largest tile with a plan, by halving: a smaller tile needs less.
+/// Whether decode is what a plan is too large for: smaller tiles make nothing else smaller.
+fn is_of_decode(at: &PeakAt) -> bool {
+    at.phase == "decode"
+}
+
+/// The largest tile with a plan, or the refusal of the smallest that was tried; a smaller tile needs less.
+///
+/// From the picture's half downwards, and then by halving between the last two: small tiles are many ops, whose
+/// plans take longest.
 fn largest(
     sides: TileSides,
     plan: &dyn Fn(Option<u64>) -> Result<Planned, PipelineError>,
-) -> Result<Option<(u64, Planned)>, PipelineError> {
+) -> Result<Result<(u64, Planned), Option<PlanError>>, PipelineError> {
     let TileSides { least, step, whole } = sides;
     let try_edge = |edge| match plan(Some(edge)) {
-        Ok(planned) => Ok(Some((edge, planned))),
-        Err(PipelineError::Plan(PlanError::Infeasible { .. })) => Ok(None),
+        Ok(planned) => Ok(Ok((edge, planned))),
+        Err(PipelineError::Plan(error @ PlanError::Infeasible { .. })) => Ok(Err(error)),
         Err(other) => Err(other),
     };
     if least >= whole {
-        return Ok(None);
+        return Ok(Err(None));
     }
-    let Some(mut found) = try_edge(least)? else { return Ok(None) };
-    // In steps from the smallest: `found` fits, `end` does not, or is the whole.
-    let (mut low, mut end) = (0, (whole - least).div_ceil(step));
-    while low + 1 < end {
-        let middle = low + (end - low) / 2;
-        match try_edge(least + middle * step)? {
-            Some(fits) => (low, found) = (middle, fits),
-            None => end = middle,
+    // `end` does not fit, or is the whole, which does not.
+    let mut end = whole.next_multiple_of(step);
+    let mut found = loop {
+        let edge = (end / 2 / step * step).max(least);
+        match try_edge(edge)? {
+            Ok(found) => break found,
+            Err(error) => {
+                let is_last = edge == least
+                    || !matches!(&error, PlanError::Infeasible { at, .. } if is_of_decode(at));
+                if is_last {
+                    return Ok(Err(Some(error)));
+                }
+                end = edge;
+            }
+        }
+    };
+    while found.0 + step < end {
+        let middle = found.0 + (end - found.0) / step / 2 * step;
+        match try_edge(middle)? {
+            Ok(fits) => found = fits,
+            Err(_) => end = middle,
         }
     }
-    Ok(Some(found))
+    Ok(Ok(found))
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_device::Control;
 use plimsoll_models::flux;
-use plimsoll_pipeline::{Assembled, PackedFile, PlaceRequest, Storage};
+use plimsoll_pipeline::{Assembled, PackedFile, PipelineError, PlaceRequest, Storage};
 use plimsoll_plan::Machine;
 use plimsoll_weights::{Blob, WriteError, write_safetensors};
 use sha2::{Digest, Sha256};
@@ -36,8 +36,15 @@ pub(crate) fn settle(
     machine: &dyn Machine,
     control: &Control,
 ) -> Result<Assembled, Failure> {
-    if !assembled.narrows() || assembled.plan(place, machine)?.narrows_once() {
+    if !assembled.narrows() {
         return Ok(assembled);
+    }
+    match assembled.plan(place, machine) {
+        Ok(planned) if planned.narrows_once() => return Ok(assembled),
+        Ok(_) => {}
+        // Placing tells it, with what it knows of the device.
+        Err(PipelineError::Plan(_)) => return Ok(assembled),
+        Err(other) => return Err(other.into()),
     }
     let Some(folder) = folder(&|name| std::env::var_os(name)) else {
         return Err(Failure::Usage(format!(

@@ -128,7 +128,7 @@ impl<'h> Chunks<'h> {
     ) {
         let (wide, narrow) = cast.map_or((1, 1), |(source, target)| units(source, target));
         // What the disk gives may end within a row, and rows are put in 8 bits whole.
-        let is_by_rows = cast.is_some_and(|(source, _)| source.unit_bytes() != source.bytes());
+        let is_by_rows = cast.is_some_and(|(source, _)| source.is_by_rows());
         let from_disk = from_disk && !is_by_rows;
         let (mut source, mut target) = (source, target);
         while !source.is_empty() {

@@ -35,15 +35,14 @@ pub(crate) fn copy(
             copy_piece(space, segment, piece, target);
             target += piece.len() as u64 / width * segment.target_dtype.bytes();
         };
-        let unit = segment.source_dtype.unit_bytes();
         // What the disk gives may end within a row, and rows are put in 8 bits whole.
-        if let Some(disk) = disk.filter(|_| unit == width) {
+        if let Some(disk) = disk.filter(|_| !segment.source_dtype.is_by_rows()) {
             if !disk.read(segment.source, is_over, &mut put)? {
                 return Err(DeviceError::Cancelled);
             }
             continue;
         }
-        let unit = host_size(unit);
+        let unit = host_size(segment.source_dtype.unit_bytes());
         for piece in segment.source.chunks((PIECE / unit).max(1) * unit) {
             if is_over() {
                 return Err(DeviceError::Cancelled);
