@@ -165,6 +165,12 @@ pub fn next(situation: &Situation<'_>, planner: &mut dyn Planner) -> Result<Next
     if signal == Signal::TooSlow {
         trial.advice = gates::slow_advice(situation.record);
     }
+    let is_whole = situation.record.conditions.vae_tile.as_deref() == Some("off");
+    if signal == Signal::OutOfMemoryAtDecode && is_whole {
+        trial.advice.push(
+            "VAE tiles: --vae-tile auto decodes piece by piece where the whole does not fit, with other bits".to_owned(),
+        );
+    }
     // Where no one change is enough: the one that leaves the least to do.
     let mut step: Option<(Change, Expected)> = None;
     for (axis, why) in order(signal, situation) {

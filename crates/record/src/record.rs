@@ -86,6 +86,8 @@ row! {
         criteria: Option<String>,
         /// How the initial noise was drawn.
         noise: Option<String>,
+        /// Pieces that the decoder decodes one by one: `off`, a side, or `auto`; other pieces are other bits.
+        vae_tile: Option<String>,
         /// The line of device memory, as typed.
         vram_line: Option<String>,
         /// The same in bytes.
