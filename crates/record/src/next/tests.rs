@@ -185,6 +185,13 @@ fn a_decoder_that_does_not_fit_is_advised_tiles_apart_from_the_axis() {
     };
     record.conditions.vae_tile = Some("off".into());
     assert!(advice(&record)[0].contains("--vae-tile auto"));
+    // Where weights are the problem it would not help.
+    let record_of_weights = {
+        let mut record = record.clone();
+        record.failure.as_mut().unwrap().activation_bytes = Some(10);
+        record
+    };
+    assert!(advice(&record_of_weights).is_empty());
     record.conditions.vae_tile = Some("auto".into());
     assert!(advice(&record).is_empty());
 }
