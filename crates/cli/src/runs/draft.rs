@@ -55,7 +55,7 @@ impl Draft {
             seed: Some(args.seed.to_string()),
             prompt: Some(args.prompt.clone()),
             noise: Some(command::name(args.noise)),
-            vae_tile: Some(typed.vae_tile.to_string()),
+            vae_tile: Some(typed.vae_tile.unwrap_or_default().to_string()),
             vram_line: Some(command::line(typed.vram.0)),
             command: Json(command::of(args, None, None, None)),
             ..Conditions::default()
