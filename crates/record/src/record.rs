@@ -86,8 +86,6 @@ row! {
         criteria: Option<String>,
         /// How the initial noise was drawn.
         noise: Option<String>,
-        /// Pieces that the decoder decodes one by one: `off`, a side, or `auto`; other pieces are other bits.
-        vae_tile: Option<String>,
         /// The line of device memory, as typed.
         vram_line: Option<String>,
         /// The same in bytes.
@@ -100,6 +98,8 @@ row! {
         machine: Option<String>,
         /// Versions that decide what happens.
         versions: Json<BTreeMap<String, String>>,
+        /// Pieces that the decoder decodes one by one: `off`, a side, or `auto`; other pieces are other bits.
+        vae_tile: Option<String>,
     }
 }
 
