@@ -106,17 +106,21 @@ fn has_driver() -> bool {
 #[test]
 fn eight_bits_are_seen_in_the_transformer_and_nowhere_else() {
     let folder = Folder::new();
-    folder.ok(&["pack", "--model", "demo", "-o", "fp8", "--dtype", "transformer=fp8"]);
-    let (found, _) = doctor(&folder, &["--device", "cpu", "--model", "fp8", "--vram", "min"]);
-    let dtypes = line(&found, "dtypes");
-    assert_eq!(dtypes["verdict"], "pass", "{dtypes}");
-    for component in found["components"].as_array().unwrap() {
-        let is_transformer = component["component"] == "transformer";
-        let expected = if is_transformer { "f8_e4m3" } else { "bf16" };
-        assert_eq!(component["weights_bytes"][0][0], expected, "{component}");
-        assert_eq!(component["expected"], expected);
+    // Put in 8 bits on its way where it is copied once, and packed beforehand where it is streamed.
+    for vram in ["max", "min"] {
+        let fp8 = ["--device", "cpu", "--dtype", "transformer=fp8", "--vram", vram];
+        let (found, _) = doctor(&folder, &fp8);
+        for check in ["dtypes", "streamed", "peak", "back_to_idle", "same_bits"] {
+            let line = line(&found, check);
+            assert_eq!(line["verdict"], "pass", "{vram}: {line}");
+        }
+        for component in found["components"].as_array().unwrap() {
+            let is_transformer = component["component"] == "transformer";
+            let expected = if is_transformer { "f8_e4m3" } else { "bf16" };
+            assert_eq!(component["weights_bytes"][0][0], expected, "{vram}: {component}");
+            assert_eq!(component["expected"], expected);
+        }
     }
-    assert_eq!(line(&found, "streamed")["verdict"], "pass");
     let quantization = &folder.show("last")["conditions"]["quantization"];
     assert_eq!(quantization, "fp8 e4m3 (transformer)");
 }

@@ -22,6 +22,8 @@ words! {
         Offload = "offload",
         /// How much is processed at once: pixels, pictures, steps, tokens.
         InputSize = "input_size",
+        /// Pieces that a picture is decoded in.
+        Tiles = "vae_tiles",
         /// The line of device memory.
         Line = "vram_line",
         /// Where it is computed.
@@ -102,6 +104,7 @@ const FIELDS: &[(Axis, &str, Read)] = &[
     (Axis::InputSize, "batch_size", |c| text(c.batch_size)),
     (Axis::InputSize, "steps", |c| text(c.steps)),
     (Axis::InputSize, "context_length", |c| text(c.context_length)),
+    (Axis::Tiles, "vae_tile", |c| c.vae_tile.clone()),
     (Axis::Line, "vram_line", |c| text(c.vram_line_bytes).or_else(|| c.vram_line.clone())),
     (Axis::Device, "device", |c| c.device.clone()),
     (Axis::Device, "machine", |c| c.machine.clone()),
@@ -207,6 +210,7 @@ mod tests {
             reference: Some(value.into()),
             criteria: Some(value.into()),
             noise: Some(value.into()),
+            vae_tile: Some(value.into()),
             vram_line: Some(value.into()),
             vram_line_bytes: Some(number),
             threads: Some(number),
@@ -226,6 +230,7 @@ mod tests {
         assert_eq!(one(|c| c.offload_mode = Some("model".into())), [Axis::Offload]);
         assert_eq!(one(|c| c.width = Some(7)), [Axis::InputSize]);
         assert_eq!(one(|c| c.steps = Some(7)), [Axis::InputSize]);
+        assert_eq!(one(|c| c.vae_tile = Some("auto".into())), [Axis::Tiles]);
         assert_eq!(one(|c| c.empty_cache = Some("each row".into())), [Axis::EmptyCache]);
         assert_eq!(one(|c| (c.width, c.dtype) = (Some(7), Some("f32".into()))).len(), 2);
     }

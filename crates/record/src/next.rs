@@ -165,6 +165,12 @@ pub fn next(situation: &Situation<'_>, planner: &mut dyn Planner) -> Result<Next
     if signal == Signal::TooSlow {
         trial.advice = gates::slow_advice(situation.record);
     }
+    if signal == Signal::OutOfMemoryAtDecode && tiles_help(situation.record) {
+        trial.advice.push(
+            "VAE tiles: --vae-tile auto decodes piece by piece where the whole does not fit, with other bits"
+                .to_owned(),
+        );
+    }
     // Where no one change is enough: the one that leaves the least to do.
     let mut step: Option<(Change, Expected)> = None;
     for (axis, why) in order(signal, situation) {
@@ -211,6 +217,14 @@ pub fn next(situation: &Situation<'_>, planner: &mut dyn Planner) -> Result<Next
         }
     }
     Ok(trial)
+}
+
+/// Whether decoding piece by piece is worth a word: it decodes the whole, and values are most of what does not fit.
+fn tiles_help(record: &Record) -> bool {
+    let is_whole = record.conditions.vae_tile.as_deref() == Some("off");
+    let failure = record.failure.as_ref();
+    let numbers = failure.and_then(|failure| failure.activation_bytes.zip(failure.available_bytes));
+    is_whole && numbers.is_some_and(|(values, line)| values >= line)
 }
 
 /// The row's axes in the order in which they are tried, each with the reason for its place.

@@ -98,6 +98,8 @@ row! {
         machine: Option<String>,
         /// Versions that decide what happens.
         versions: Json<BTreeMap<String, String>>,
+        /// Pieces that the decoder decodes one by one: `off`, a side, or `auto`; other pieces are other bits.
+        vae_tile: Option<String>,
     }
 }
 

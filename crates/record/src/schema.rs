@@ -13,7 +13,7 @@ pub const APPLICATION_ID: i64 = 0x504c_494d;
 #[allow(clippy::cast_possible_wrap)] // A handful.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-const MIGRATIONS: &[&str] = &[RECORDS, JUDGEMENTS, PLACEMENT];
+const MIGRATIONS: &[&str] = &[RECORDS, JUDGEMENTS, PLACEMENT, TILES];
 
 /// Version 1: what is known of a run when it ends.
 const RECORDS: &str = "
@@ -140,6 +140,9 @@ CREATE INDEX comparison_by_run ON comparison (run_id);
 /// Version 3: no table, but a word for findings that builds of version 2 do not know: they are to say so, and not that
 /// the store is damaged.
 const PLACEMENT: &str = "";
+
+/// Version 4: in which pieces a picture is decoded.
+const TILES: &str = "ALTER TABLE conditions ADD COLUMN vae_tile TEXT;";
 
 /// Brings a database to [`VERSION`]; whole or not at all. The caller has checked that it is not newer.
 pub(crate) fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {

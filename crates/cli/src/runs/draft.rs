@@ -12,7 +12,7 @@ use plimsoll_record::{
     utc,
 };
 
-use crate::args::{DeviceName, GenerateArgs, HostTierName, OffloadName};
+use crate::args::{DeviceName, GenerateArgs, HostTierName, KernelsName, OffloadName};
 use crate::failure::Failure;
 use crate::runs::{command, machine, reason, revision};
 use crate::{demo, request};
@@ -55,6 +55,7 @@ impl Draft {
             seed: Some(args.seed.to_string()),
             prompt: Some(args.prompt.clone()),
             noise: Some(command::name(args.noise)),
+            vae_tile: Some(typed.vae_tile.unwrap_or_default().to_string()),
             vram_line: Some(command::line(typed.vram.0)),
             command: Json(command::of(args, None, None, None)),
             ..Conditions::default()
@@ -81,6 +82,11 @@ impl Draft {
             DeviceName::Cuda(index) if index > 0 => format!("{device}:{index}"),
             _ => device.to_owned(),
         });
+        // Other kernels are other arithmetic, and so another runtime.
+        if device == "cuda" && args.run.kernels == KernelsName::Own {
+            conditions.runtime =
+                Some(concat!("plimsoll ", env!("CARGO_PKG_VERSION"), ", own kernels").to_owned());
+        }
         if device != "cuda" {
             conditions.threads = request::workers(&args.run).ok().map(|threads| threads as u64);
         }
@@ -253,6 +259,9 @@ fn offload_api(args: &GenerateArgs) -> String {
         text += &format!(" --blocks-per-group {}", run.blocks_per_group);
     }
     text += &format!(" --prefetch {}", command::name(run.prefetch));
+    if !run.hoist.is_on() {
+        text += " --hoist off";
+    }
     if run.host_tier != HostTierName::Auto {
         text += &format!(" --host-tier {}", command::name(run.host_tier));
     }

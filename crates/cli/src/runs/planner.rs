@@ -115,6 +115,7 @@ pub(crate) fn apply(words: &mut Vec<String>, field: &str, value: &str) -> Result
         "offload_mode" => "--offload",
         "blocks_per_group" => "--blocks-per-group",
         "prefetch" => "--prefetch",
+        "hoist" => "--hoist",
         "host_tier" => "--host-tier",
         "ram" => "--ram",
         "width" => "--width",
@@ -122,6 +123,7 @@ pub(crate) fn apply(words: &mut Vec<String>, field: &str, value: &str) -> Result
         "batch_size" => "--count",
         "steps" => "--steps",
         "context_length" => "--text-tokens",
+        "vae_tile" => "--vae-tile",
         "vram_line" => "--vram",
         "threads" => "--threads",
         "guidance" => "--guidance",
@@ -141,8 +143,8 @@ pub(crate) fn apply(words: &mut Vec<String>, field: &str, value: &str) -> Result
         other => {
             let what = format!(
                 "{other:?} is no condition that a trial sets: model_id, transformer, dtype, quantization, \
-                 device, offload_mode, blocks_per_group, prefetch, host_tier, ram, width, height, batch_size, steps, context_length, \
-                 vram_line, threads, guidance, seed, noise, prompt"
+                 device, offload_mode, blocks_per_group, prefetch, hoist, host_tier, ram, width, height, \
+                 batch_size, steps, context_length, vae_tile, vram_line, threads, guidance, seed, noise, prompt"
             );
             return Err(Failure::Usage(what));
         }

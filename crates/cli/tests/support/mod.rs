@@ -37,6 +37,8 @@ impl Folder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
         command.env("PLIMSOLL_RECORDS", "off").env("CUDA_VISIBLE_DEVICES", "");
+        // What is packed for a run that streams stays in the folder too.
+        command.env("XDG_CACHE_HOME", self.path(".cache"));
         command
     }
 

@@ -166,9 +166,34 @@ fn out_of_memory_by_activations_shrinks_the_input() {
         })
         .unwrap();
         is_sound(&record, &trial, trial.signal, Axis::InputSize);
+        assert_eq!(trial.advice, [""; 0]);
         let first = if stage == Stage::Encode { "context_length" } else { "width" };
         assert_eq!(trial.change.unwrap().set[0].0, first);
     }
+}
+
+#[test]
+fn a_decoder_that_does_not_fit_is_advised_tiles_apart_from_the_axis() {
+    let mut record = short(Resource::Vram, Stage::Decode, 100);
+    let smaller = |change: Option<&Change>| {
+        fits(change.is_some_and(|change| change.axis == Axis::InputSize), 1.0)
+    };
+    let advice = |record: &Record| {
+        let trial = try_next(record, &Criteria::default(), &[], smaller).unwrap();
+        is_sound(record, &trial, Signal::OutOfMemoryAtDecode, Axis::InputSize);
+        trial.advice
+    };
+    record.conditions.vae_tile = Some("off".into());
+    assert!(advice(&record)[0].contains("--vae-tile auto"));
+    // Where weights are the problem it would not help.
+    let record_of_weights = {
+        let mut record = record.clone();
+        record.failure.as_mut().unwrap().activation_bytes = Some(10);
+        record
+    };
+    assert!(advice(&record_of_weights).is_empty());
+    record.conditions.vae_tile = Some("auto".into());
+    assert!(advice(&record).is_empty());
 }
 
 #[test]
