@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_graph::PhaseKind;
 use plimsoll_plan::{Machine, Offload, Plan, PlanError, Request};
 
 use crate::error::LedgerError;
@@ -86,9 +87,21 @@ impl<'m> Fitter<'m> {
         }
         let (chunks, tiles) = (self.chunks(), self.tiles());
         let (mut chunk, mut tile) = (0, 0);
+        let limit = request.line.bytes(machine.vram_bytes()).unwrap_or(machine.vram_bytes());
         loop {
             let ask = Ask { row_chunks: Some(chunks[chunk]), tile: Some(tiles[tile]), ..self.ask };
             let recipe = self.recipe(&ask)?;
+            match activations(recipe, machine) {
+                (Some(PhaseKind::Decode), bytes) if bytes > limit && tile + 1 < tiles.len() => {
+                    tile += 1;
+                    continue;
+                }
+                (Some(PhaseKind::Denoise), bytes) if bytes > limit && chunk + 1 < chunks.len() => {
+                    chunk += 1;
+                    continue;
+                }
+                _ => {}
+            }
             match plans(recipe, machine, request) {
                 Ok(plans) => {
                     let outcome = outcome(recipe, machine, &plans);
@@ -148,6 +161,39 @@ impl<'m> Fitter<'m> {
         }
         Ok(best)
     }
+}
+
+/// The most bytes that live tensors and scratch take beside the reserve, and in which phase: no plan takes less, and
+/// telling it costs nothing beside planning.
+fn activations(recipe: &Recipe, machine: &dyn Machine) -> (Option<PhaseKind>, u64) {
+    let mut most = (None, 0);
+    for part in recipe.parts() {
+        let graph = &part.graph;
+        let mut changes = vec![[0u64; 2]; graph.ops.len() + 1];
+        for (tensor, span) in graph.tensors.iter().zip(graph.lifetimes()) {
+            let Some((first, last)) = span else { continue };
+            changes[first as usize][0] = changes[first as usize][0].saturating_add(tensor.bytes());
+            let end = &mut changes[last as usize + 1][1];
+            *end = end.saturating_add(tensor.bytes());
+        }
+        let mut live = 0u64;
+        let mut at = 0;
+        for phase in &graph.phases {
+            for op in phase.visits.iter().flat_map(|visit| visit.ops_start..visit.ops_end) {
+                // Visits hold the ops in their order.
+                while at <= op as usize {
+                    live = live.saturating_sub(changes[at][1]).saturating_add(changes[at][0]);
+                    at += 1;
+                }
+                let scratch = machine.workspace_bytes(graph, &graph.ops[op as usize]);
+                let bytes = live.saturating_add(scratch).saturating_add(machine.reserved_bytes());
+                if bytes > most.1 {
+                    most = (Some(phase.kind), bytes);
+                }
+            }
+        }
+    }
+    most
 }
 
 /// The run of a model under a request's line.
