@@ -10,7 +10,7 @@ use plimsoll_graph::PhaseKind;
 use plimsoll_plan::{Machine, Offload, Plan, PlanError, Request};
 
 use crate::error::LedgerError;
-use crate::models::{Ask, KnownModel, Recipe};
+use crate::models::{Ask, KnownModel, Recipe, TILES_MOST, picture_tiles};
 use crate::outcome::{Outcome, outcome, plans};
 
 /// Pieces of rows, in the order in which they are tried.
@@ -72,7 +72,11 @@ impl<'m> Fitter<'m> {
             None => {
                 let [width, height, _] = self.ask.size;
                 let is_smaller = |tile: &u64| *tile < width || *tile < height;
-                TILES.into_iter().filter(is_smaller).collect()
+                let is_one_of_few = |tile: &u64| {
+                    let count = picture_tiles(width, height, *tile);
+                    *tile == 0 || self.model.is_video() || count <= TILES_MOST
+                };
+                TILES.into_iter().filter(is_smaller).filter(is_one_of_few).collect()
             }
         }
     }
