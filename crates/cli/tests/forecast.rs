@@ -123,7 +123,8 @@ fn the_schema_in_the_documentation_is_current() {
 
 #[test]
 fn bad_questions_are_one_line() {
-    let cases: [(&[&str], i32, &str); 28] = [
+    let cases: [(&[&str], i32, &str); 29] = [
+        (&["--model", "sdxl", "--gpu", "h100", "--size", "0x0"], 2, "width is 0"),
         (&["--model", "flux.1-dev", "--gpu", "rtx-9999"], 2, "the nearest are"),
         (&["--model", "flux1", "--gpu", "h100"], 2, "the nearest are flux.1-dev"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--bus", "isa"], 2, "pcie"),

@@ -71,7 +71,8 @@ impl<'m> Fitter<'m> {
             Some(tile) => vec![tile],
             None => {
                 let [width, height, _] = self.ask.size;
-                let is_smaller = |tile: &u64| *tile < width || *tile < height;
+                // The whole is always one of them: a size of 0 is refused by the model.
+                let is_smaller = |tile: &u64| *tile == 0 || *tile < width || *tile < height;
                 let is_one_of_few = |tile: &u64| {
                     let count = picture_tiles(width, height, *tile);
                     *tile == 0 || self.model.is_video() || count <= TILES_MOST
