@@ -105,7 +105,7 @@ pub(crate) struct RunArgs {
     /// pinned (the page cache, through pinned windows) or disk; the picture is the same
     #[arg(long, value_enum, default_value_t = HostTierName::Auto)]
     pub(crate) host_tier: HostTierName,
-    /// RAM for streamed weights, 6GiB or 900MiB [default: what is free]
+    /// RAM for streamed weights, 6GiB or 900MiB; of a card that is not here, all of its host's [default: what is free]
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<SizeArg>,
     /// Threads of the CPU device [default: all cores]

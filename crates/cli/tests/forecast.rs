@@ -123,7 +123,8 @@ fn the_schema_in_the_documentation_is_current() {
 
 #[test]
 fn bad_questions_are_one_line() {
-    let cases: [(&[&str], i32, &str); 28] = [
+    let cases: [(&[&str], i32, &str); 29] = [
+        (&["--model", "sdxl", "--gpu", "h100", "--size", "0x0"], 2, "width is 0"),
         (&["--model", "flux.1-dev", "--gpu", "rtx-9999"], 2, "the nearest are"),
         (&["--model", "flux1", "--gpu", "h100"], 2, "the nearest are flux.1-dev"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--bus", "isa"], 2, "pcie"),
@@ -136,12 +137,12 @@ fn bad_questions_are_one_line() {
         (&["--model", "sdxl", "--gpu", "h100", "--size", "big"], 2, "WIDTHxHEIGHT"),
         (&["--model", "sdxl", "--gpu", "h100", "--steps", "0"], 2, "steps is 0"),
         (&["--model", "sdxl", "--gpu", "h100", "--steps", "-3"], 2, "-3"),
-        (&["--model", "flux.1-dev", "--gpu", "h100", "--vae-tile", "100"], 2, "a multiple of 8"),
+        (&["--model", "flux.1-dev", "--gpu", "h100", "--vae-tile", "100"], 2, "a multiple of 16"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--vae-tile", "0"], 2, "off, auto"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--lora-rank", "9999"], 2, "rank"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--ram", "1GiB"], 3, "bytes of RAM"),
-        (&["--model", "flux.1-dev", "--gpu", "h100", "--ram", "80%"], 2, "is not a size"),
-        (&["--model", "flux.1-dev", "--gpu", "h100", "--vram", "1GiB"], 3, "the smallest"),
+        (&["--model", "flux.1-dev", "--gpu", "h100", "--ram", "80%"], 2, "expected a size"),
+        (&["--model", "flux.1-dev", "--gpu", "h100", "--vram", "600MiB"], 3, "the smallest"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--vram", "0"], 2, "no memory at all"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--vram", "10EiB"], 2, "10EiB"),
         (&["--model", "flux.1-dev", "--gpu", "h100", "--vram", "6 G"], 2, "write 6GiB"),

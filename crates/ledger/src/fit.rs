@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_graph::PhaseKind;
 use plimsoll_plan::{Machine, Offload, Plan, PlanError, Request};
 
 use crate::error::LedgerError;
-use crate::models::{Ask, KnownModel, Recipe};
+use crate::models::{Ask, KnownModel, Recipe, TILES_MOST, picture_tiles};
 use crate::outcome::{Outcome, outcome, plans};
 
 /// Pieces of rows, in the order in which they are tried.
@@ -70,8 +71,13 @@ impl<'m> Fitter<'m> {
             Some(tile) => vec![tile],
             None => {
                 let [width, height, _] = self.ask.size;
-                let is_smaller = |tile: &u64| *tile < width || *tile < height;
-                TILES.into_iter().filter(is_smaller).collect()
+                // The whole is always one of them: a size of 0 is refused by the model.
+                let is_smaller = |tile: &u64| *tile == 0 || *tile < width || *tile < height;
+                let is_one_of_few = |tile: &u64| {
+                    let count = picture_tiles(width, height, *tile);
+                    *tile == 0 || self.model.is_video() || count <= TILES_MOST
+                };
+                TILES.into_iter().filter(is_smaller).filter(is_one_of_few).collect()
             }
         }
     }
@@ -86,9 +92,21 @@ impl<'m> Fitter<'m> {
         }
         let (chunks, tiles) = (self.chunks(), self.tiles());
         let (mut chunk, mut tile) = (0, 0);
+        let limit = request.line.bytes(machine.vram_bytes()).unwrap_or(machine.vram_bytes());
         loop {
             let ask = Ask { row_chunks: Some(chunks[chunk]), tile: Some(tiles[tile]), ..self.ask };
             let recipe = self.recipe(&ask)?;
+            match activations(recipe, machine) {
+                (Some(PhaseKind::Decode), bytes) if bytes > limit && tile + 1 < tiles.len() => {
+                    tile += 1;
+                    continue;
+                }
+                (Some(PhaseKind::Denoise), bytes) if bytes > limit && chunk + 1 < chunks.len() => {
+                    chunk += 1;
+                    continue;
+                }
+                _ => {}
+            }
             match plans(recipe, machine, request) {
                 Ok(plans) => {
                     let outcome = outcome(recipe, machine, &plans);
@@ -148,6 +166,39 @@ impl<'m> Fitter<'m> {
         }
         Ok(best)
     }
+}
+
+/// The most bytes that live tensors and scratch take beside the reserve, and in which phase: no plan takes less, and
+/// telling it costs nothing beside planning.
+fn activations(recipe: &Recipe, machine: &dyn Machine) -> (Option<PhaseKind>, u64) {
+    let mut most = (None, 0);
+    for part in recipe.parts() {
+        let graph = &part.graph;
+        let mut changes = vec![[0u64; 2]; graph.ops.len() + 1];
+        for (tensor, span) in graph.tensors.iter().zip(graph.lifetimes()) {
+            let Some((first, last)) = span else { continue };
+            changes[first as usize][0] = changes[first as usize][0].saturating_add(tensor.bytes());
+            let end = &mut changes[last as usize + 1][1];
+            *end = end.saturating_add(tensor.bytes());
+        }
+        let mut live = 0u64;
+        let mut at = 0;
+        for phase in &graph.phases {
+            for op in phase.visits.iter().flat_map(|visit| visit.ops_start..visit.ops_end) {
+                // Visits hold the ops in their order.
+                while at <= op as usize {
+                    live = live.saturating_sub(changes[at][1]).saturating_add(changes[at][0]);
+                    at += 1;
+                }
+                let scratch = machine.workspace_bytes(graph, &graph.ops[op as usize]);
+                let bytes = live.saturating_add(scratch).saturating_add(machine.reserved_bytes());
+                if bytes > most.1 {
+                    most = (Some(phase.kind), bytes);
+                }
+            }
+        }
+    }
+    most
 }
 
 /// The run of a model under a request's line.

@@ -62,6 +62,8 @@ pub const NAMES: [&str; 9] = [
     "hunyuanvideo",
 ];
 
+/// More tiles of a picture than this are not planned: each is in the graph.
+pub(crate) const TILES_MOST: u64 = 256;
 /// More ControlNets than this are a slip of the hand.
 const CONTROLNETS_MOST: u32 = 16;
 /// Likewise of a LoRA's rank.
@@ -340,9 +342,13 @@ impl KnownModel {
                     text_tokens: ask.text_tokens,
                     dtype: ask.dtype,
                     hoist: ask.hoist,
-                    vae_tile: None,
+                    // Tiles that run: all of them are in the graph.
+                    vae_tile: (tile > 0).then_some(tile),
                 };
-                whole(model.paper_graph(&run, &paper)?, model.tiles(&run, tile)?.count)
+                if tile > 0 && picture_tiles(width, height, tile) > TILES_MOST {
+                    return Err(option("decode in more than 256 tiles"));
+                }
+                whole(model.paper_graph(&run, &Paper { tile: 0, ..paper })?, 1)
             }
             Architecture::Flux2(model) => {
                 whole(model.graph(&video, &paper)?, model.tiles(&video)?.count)
@@ -362,6 +368,12 @@ impl KnownModel {
             }
         })
     }
+}
+
+/// Tiles of a picture, about: three quarters of each are new on each axis.
+pub(crate) fn picture_tiles(width: u64, height: u64, tile: u64) -> u64 {
+    let stride = (tile / 4 * 3).max(1);
+    width.div_ceil(stride).saturating_mul(height.div_ceil(stride))
 }
 
 /// Both experts of Wan 2.2; of a single step there is but the first.

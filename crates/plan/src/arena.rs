@@ -207,8 +207,10 @@ struct Placed {
     item: Item,
 }
 
-/// Ops of a bucket of the shelf.
+/// Ops of a bucket of the shelf, at least; more where a long-lived item would be in too many of them.
 const BUCKET_OPS: u32 = 16;
+/// Buckets of a shelf, about, at most. Which bucket an op is in decides how long a search takes, never what it finds.
+const BUCKETS_MOST: u32 = 128;
 
 /// What is placed so far: for each stretch of ops what is alive in it, in order of offset.
 ///
@@ -216,6 +218,8 @@ const BUCKET_OPS: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Shelf {
     buckets: Vec<Vec<Placed>>,
+    /// Ops of a bucket.
+    width: u32,
     /// Room for the next result.
     offsets: Vec<u64>,
 }
@@ -226,7 +230,10 @@ fn meet(a: Span, b: Span) -> bool {
 
 impl Shelf {
     pub(crate) fn new(ops: usize) -> Self {
-        Self { buckets: vec![Vec::new(); ops / BUCKET_OPS as usize + 1], offsets: Vec::new() }
+        let count = u32::try_from(ops).unwrap_or(u32::MAX);
+        let width = (count / BUCKETS_MOST).max(BUCKET_OPS);
+        let buckets = vec![Vec::new(); ops / width as usize + 1];
+        Self { buckets, width, offsets: Vec::new() }
     }
 
     /// Places items in `order` at the lowest offsets that are free; gives the result, and true, if it beats `best`.
@@ -246,7 +253,7 @@ impl Shelf {
             }
             offsets[*at as usize] = offset;
             let placed = Placed { offset, end, item: *item };
-            for bucket in buckets(item) {
+            for bucket in buckets(item, self.width) {
                 let bucket = &mut self.buckets[bucket];
                 let place = bucket.partition_point(|other| other.offset < offset);
                 bucket.insert(place, placed);
@@ -261,12 +268,13 @@ impl Shelf {
     fn lowest(&self, item: &Item) -> u64 {
         let mut offset = 0;
         let (first, last) = item.span;
-        if first / BUCKET_OPS == last / BUCKET_OPS && item.is_plain() {
-            return raise(&self.buckets[(first / BUCKET_OPS) as usize], item, offset);
+        let width = self.width;
+        if first / width == last / width && item.is_plain() {
+            return raise(&self.buckets[(first / width) as usize], item, offset);
         }
         let mut calm = 0;
-        let count = buckets(item).count();
-        for bucket in buckets(item).cycle() {
+        let count = buckets(item, width).count();
+        for bucket in buckets(item, width).cycle() {
             let raised = raise(&self.buckets[bucket], item, offset);
             if raised > offset {
                 offset = raised;
@@ -282,13 +290,9 @@ impl Shelf {
 }
 
 /// Buckets in which an item is alive, each once.
-fn buckets(item: &Item) -> impl Iterator<Item = usize> + Clone {
-    let of = |(first, last): Span| {
-        if first <= last {
-            (first / BUCKET_OPS) as usize..(last / BUCKET_OPS) as usize + 1
-        } else {
-            0..0
-        }
+fn buckets(item: &Item, width: u32) -> impl Iterator<Item = usize> + Clone {
+    let of = move |(first, last): Span| {
+        if first <= last { (first / width) as usize..(last / width) as usize + 1 } else { 0..0 }
     };
     // An item has a tail, which is after its span, or a lead, which is before it, or neither.
     let (lead, span, tail) = (of(item.lead), of(item.span), of(item.tail));

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use plimsoll_graph::Coding;
-use plimsoll_plan::Line;
+
+use crate::args::SizeArg;
 
 /// The machine that a plan is for, and what is asked beside the plan.
 #[derive(Args, Debug)]
@@ -19,9 +20,6 @@ pub(crate) struct ForecastArgs {
     /// Bus of the card: pcie3x16, pcie4x8, pcie4x16, pcie5x8 or pcie5x16 [default: the card's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) bus: Option<String>,
-    /// Host memory of that machine [default: as much as is needed]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) ram: Option<SizeArg>,
     /// What its disk reads in a second, such as 7GB
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk: Option<SizeArg>,
@@ -69,7 +67,6 @@ impl ForecastArgs {
         self.gpu.is_some()
             || self.machine.is_some()
             || self.bus.is_some()
-            || self.ram.is_some()
             || self.disk.is_some()
             || self.size.is_some()
             || self.frames.is_some()
@@ -121,25 +118,6 @@ pub(crate) struct LedgerArgs {
     /// Bytes of one ControlNet, in GB
     #[arg(long, value_name = "GB", default_value_t = 3.6)]
     pub(crate) controlnet: f64,
-}
-
-/// A number of bytes, written as a line is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SizeArg(pub(crate) u64);
-
-impl FromStr for SizeArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(Line::Bytes(bytes)) => Ok(Self(bytes)),
-            Ok(_) => Err(format!("{text:?} is not a size; write 32GiB or 900MiB")),
-            Err(error) => {
-                let text: plimsoll_plan::LineError = error;
-                Err(text.to_string().replacen("line ", "", 1))
-            }
-        }
-    }
 }
 
 /// A number of lines, or a file.

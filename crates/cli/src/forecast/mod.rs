@@ -67,7 +67,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         Err(error) => return Err(error.into()),
     };
-    let ram = args.forecast.ram.map(|size| size.0);
+    let ram = args.run.ram.map(|size| size.0);
     let streamed = fit.outcome.copied_bytes_per_step;
     let mut host = host_ledger(fitter.recipe(&fit.ask)?, streamed, ram)?;
     if !host.is_cached {
