@@ -33,6 +33,9 @@ pub(crate) struct Predicted {
     pub(crate) arena_bytes: u64,
     /// Of the process, with what it takes beside the arena.
     pub(crate) process_bytes: u64,
+    /// Of that, what the driver and libraries take with the first run and may keep until the program ends: a context
+    /// that a library holds as well is not given back before.
+    pub(crate) kept_bytes: u64,
     /// Of the whole run.
     pub(crate) copied_bytes: u64,
     /// Of a step.

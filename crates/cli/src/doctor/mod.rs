@@ -240,6 +240,7 @@ fn observe(
         predicted: Predicted {
             arena_bytes: plan.predicted.vram_peak_bytes,
             process_bytes: plan.predicted.vram_process_bytes,
+            kept_bytes: plan.reserved_bytes,
             copied_bytes: plan.predicted.copied_bytes,
             seconds_per_step: plan.predicted.seconds_per_step,
         },

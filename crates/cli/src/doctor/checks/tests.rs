@@ -30,6 +30,7 @@ fn run(reading: impl Fn(u64) -> Reading, idle: u64, held: u64) -> Observed {
         predicted: Predicted {
             arena_bytes: 12 * MIB,
             process_bytes: 540 * MIB,
+            kept_bytes: if held > 100 * MIB { 528 * MIB } else { 0 },
             copied_bytes: 7,
             seconds_per_step: 1.0,
         },
@@ -129,6 +130,22 @@ fn memory_that_is_not_given_back() {
 }
 
 #[test]
+fn a_context_that_stays_is_not_memory_that_does() {
+    let mut evidence = healthy(Place::Cuda);
+    evidence.runs[0].idle_again = process(520 * MIB);
+    for run in &mut evidence.runs[1..] {
+        (run.idle, run.idle_again) = (process(520 * MIB), process(520 * MIB));
+    }
+    let lines = judge(&evidence);
+    let line = lines.iter().find(|line| line.check == Check::BackToIdle).unwrap();
+    assert_eq!(line.verdict, Verdict::Pass, "{line:?}");
+    assert!(line.seen.contains("keep 520.00 MiB"), "{line:?}");
+    // Beyond what the plan reserved it is the arena's.
+    evidence.runs[0].idle_again = process(540 * MIB);
+    only(&evidence, Check::BackToIdle, "not given back after run 1");
+}
+
+#[test]
 fn a_dtype_that_differs() {
     let mut evidence = healthy(Place::Cuda);
     evidence.components[0].weights = vec![(DType::BF16, 100)];
@@ -198,7 +215,7 @@ fn the_whole_cards_figure_is_judged_with_others_in_mind() {
     for line in judge(&evidence) {
         assert_eq!(line.verdict, Verdict::Pass, "{line:?}");
     }
-    evidence.runs[0].idle_again = device(2100 * MIB);
+    evidence.runs[1].idle_again = device(2100 * MIB);
     only(&evidence, Check::BackToIdle, "another program");
     // A figure that comes and goes is not judged by another's.
     evidence.runs[0].samples[0].vram = Reading::default();
