@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 PROMPT = "a lighthouse on a cliff at dawn, a ship low in the water, oil on canvas"
-PEERS = ("resident", "compiled", "group", "model", "sequential")
+PEERS = ("resident", "compiled", "float8", "group", "model", "sequential")
 
 
 def peer(case: str, model: str, size: int, steps: int) -> dict:
@@ -32,9 +32,16 @@ def peer(case: str, model: str, size: int, steps: int) -> dict:
     begin = time.perf_counter()
     pipe = FluxPipeline.from_pretrained(model, torch_dtype=torch.bfloat16, local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
-    if case in ("resident", "compiled"):
+    if case in ("resident", "compiled", "float8"):
         pipe.to("cuda")
-    if case == "compiled":
+    if case == "float8":
+        # torchao's dynamic float8, a scale for each row of both operands, in the matrices that ours has in 8 bits.
+        from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+
+        config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+        for blocks in (pipe.transformer.transformer_blocks, pipe.transformer.single_transformer_blocks):
+            quantize_(blocks, config, filter_fn=lambda module, name: isinstance(module, torch.nn.Linear) and "norm" not in name)
+    if case in ("compiled", "float8"):
         pipe.transformer.set_attention_backend("_native_cudnn")
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
     elif case == "group":
