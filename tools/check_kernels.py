@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times the kernels of the light ops (crates/cuda-kernels/kernels/light_*.cu) on a card.
 
-    tools/check_kernels.py [--seed N] [--rates]
+    tools/check_kernels.py [--seed N] [--rates] [--only f8,map,norm,rope,group_norm,small]
 
 Each kernel runs on fresh random operands with NaN all around (see cuda_harness.py) at even, odd and strided
 sizes, with mixed element types, in place where that is allowed, and at a step of the loop; the results are judged
@@ -18,7 +18,7 @@ import cuda_harness as h
 from cuda_harness import compare, f32, matrix, u32, u64
 
 BF16, F32 = torch.bfloat16, torch.float32
-MAP, NORM, ROPE, GROUP, SMALL = (h.Kernels(f"light_{name}") for name in ["map", "norm", "rope", "group_norm", "small"])
+F8, MAP, NORM, ROPE, GROUP, SMALL = (h.Kernels(f"light_{name}") for name in ["f8", "map", "norm", "rope", "group_norm", "small"])
 STEP = torch.tensor([3], dtype=torch.int32, device="cuda")
 
 
@@ -79,6 +79,31 @@ ABSOLUTE = 1e-6
 def judge(name, out, truth, most=None, absolute=ABSOLUTE):
     compare(name, out, truth, MOST[out.dtype] if most is None else most, absolute)
     h.assert_untouched(out, name)
+
+
+# --- 8 bits -------------------------------------------------------------------------------------------
+
+
+def check_f8():
+    """Rows to 8 bits: the codes that torch rounds to, and a scale a row."""
+    for rows, cols, stride, skew in [(3, 64, 64, 0), (5, 3072, 3080, 8), (2, 4096, 4096, 0), (3, 15360, 15360, 0), (2, 16400, 16400, 0), (4, 80, 81, 1)]:
+        x = matrix(rows, cols, BF16, stride=stride, skew=skew)
+        x[0] = 0.0
+        scale = matrix(1, rows, F32, fill=None)
+        codes = torch.full((rows * cols + 512,), 0x7F, dtype=torch.uint8, device="cuda")
+        is_vector = all(size % 8 == 0 for size in (cols, stride, skew))
+        kernel = "quantize_f8_any" if not is_vector or cols > 16384 else "quantize_f8_4" if cols <= 4096 else "quantize_f8_16"
+        F8.launch(kernel, rows, 128, [x, u32(x.stride(0)), u32(0), scale, codes, u32(cols), None])
+        most = x.float().abs().amax(1)
+        factor = torch.where(most > 0, 448.0 / most, torch.zeros_like(most))
+        truth = (x.float() * factor[:, None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        at = f"{kernel} [{rows},{cols}/{stride}]"
+        judge(f"{at} scales", scale, (most / 448.0)[None])
+        found = codes[: rows * cols].view(rows, cols)
+        same = bool((found == truth.view(torch.uint8)).all()) and bool((codes[rows * cols :] == 0x7F).all())
+        print(f"{'ok  ' if same else 'FAIL'} {at} codes")
+        if not same:
+            h.failures.append(f"{at}: other codes")
 
 
 # --- elementwise --------------------------------------------------------------------------------------
@@ -388,11 +413,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", action="store_true", help="also time them")
+    checks = {"f8": check_f8, "map": check_map, "norm": check_norm, "rope": check_rope, "group_norm": check_group_norm, "small": check_small}
+    parser.add_argument("--only", default=",".join(checks), help="some of them, with commas between")
     options = parser.parse_args()
     h.seed(options.seed)
     torch.manual_seed(options.seed)
-    for check in [check_map, check_norm, check_rope, check_group_norm, check_small]:
-        check()
+    for name in options.only.split(","):
+        checks[name]()
     if options.rates:
         rates()
     h.finish()
