@@ -18,7 +18,7 @@ const LIBRARIES: Backends = Backends {
 };
 const OWN: Backends = Backends::OWN;
 
-fn flux_dev() -> Graph {
+fn flux_dev(stored: &dyn Fn(&str, &str) -> DType) -> Graph {
     let run = FluxRun {
         width: 1024,
         height: 1024,
@@ -29,7 +29,11 @@ fn flux_dev() -> Graph {
         hoist: true,
         vae_tile: None,
     };
-    FluxModel::dev().graph(&run, &|_, _| DType::BF16).unwrap()
+    FluxModel::dev().graph(&run, stored).unwrap()
+}
+
+fn plain(_component: &str, _entry: &str) -> DType {
+    DType::BF16
 }
 
 /// Seconds of one pass over a phase, and by kind of op.
@@ -52,7 +56,7 @@ fn seconds(
 /// of 0.125 s is what this engine aims at.
 #[test]
 fn a_step_of_flux_on_an_h200() {
-    let graph = flux_dev();
+    let graph = flux_dev(&plain);
     let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, " cublaslt 13.1.0 cudnn 9.19.0");
     let (step, by_kind) = seconds(&graph, &machine, PhaseKind::Denoise);
     println!("a step: {step:.4} s; {by_kind:.4?}");
@@ -64,21 +68,11 @@ fn a_step_of_flux_on_an_h200() {
 /// 69 ms of products and attention at the smoke's rates, and some 15 ms of ops whose time is that of their bytes.
 #[test]
 fn a_step_of_flux_with_products_of_eight_bits() {
-    let run = FluxRun {
-        width: 1024,
-        height: 1024,
-        steps: 28,
-        samples: 1,
-        text_tokens: 512,
-        dtype: DType::BF16,
-        hoist: true,
-        vae_tile: None,
-    };
     let narrow = |component: &str, entry: &str| {
         let is_narrow = plimsoll_models::flux::is_block_matrix(component, entry);
         if is_narrow { DType::F8E4M3 } else { DType::BF16 }
     };
-    let graph = FluxModel::dev().graph(&run, &narrow).unwrap();
+    let graph = flux_dev(&narrow);
     let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, "");
     let (step, by_kind) = seconds(&graph, &machine, PhaseKind::Denoise);
     println!("a step in 8 bits: {step:.4} s; {by_kind:.4?}");
@@ -86,13 +80,19 @@ fn a_step_of_flux_with_products_of_eight_bits() {
     let unpacked = Backends { narrow: NarrowBackend::Unpacked, ..LIBRARIES };
     let unpacked = CudaMachine::new(CardProfile::h200(), unpacked, "");
     let unpacking = seconds(&graph, &unpacked, PhaseKind::Denoise).0;
-    let plain = seconds(&flux_dev(), &machine, PhaseKind::Denoise).0;
+    let plain = seconds(&flux_dev(&plain), &machine, PhaseKind::Denoise).0;
     assert!(step < plain && plain < unpacking, "{step} {plain} {unpacking}");
 }
 
 #[test]
 fn copies_cost_their_bytes_and_their_number() {
-    let machine = CudaMachine::new(CardProfile::h200(), LIBRARIES, "");
+    let profile = CardProfile {
+        link_bytes_per_second: 55.5e9,
+        copy_seconds: 2.6e-6,
+        copy_share: 0.006,
+        ..CardProfile::h200()
+    };
+    let machine = CudaMachine::new(profile, LIBRARIES, "");
     let one = machine.copy_seconds(55_500_000_000, 1);
     assert!((one - 1.000_002_6).abs() < 1e-9, "{one}");
     assert!((machine.copy_seconds(0, 32) - 32.0 * 2.6e-6).abs() < 1e-12);
