@@ -125,6 +125,10 @@ fn question(machines: &Machines, number: u64) -> Came {
                 plimsoll_verify::verify(graph, plan, reserved, &scratch).expect("a proof");
                 assert!(!explain(graph, plan).rows.is_empty());
             }
+            if std::env::var_os("PLIMSOLL_SHOW").is_some() {
+                let ids: Vec<&str> = fit.plans.iter().map(|plan| plan.id.as_str()).collect();
+                println!("{number}: plans {}", ids.join(" "));
+            }
             let told = outcome(recipe, &machine, &fit.plans);
             assert!(told.vram_bytes <= limit);
             for seconds in [told.seconds, told.seconds_per_step, told.compute_seconds] {
@@ -140,6 +144,9 @@ fn question(machines: &Machines, number: u64) -> Came {
         }
         Err(LedgerError::Plan(PlanError::Infeasible { smallest_bytes, line_bytes, .. })) => {
             assert!(smallest_bytes > line_bytes);
+            if std::env::var_os("PLIMSOLL_SHOW").is_some() {
+                println!("{number}: smallest {smallest_bytes}");
+            }
             Came::TooSmall
         }
         Err(error) => {

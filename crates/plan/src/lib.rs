@@ -41,6 +41,7 @@ mod offload;
 mod planner;
 mod residency;
 mod schedule;
+mod shelf;
 mod simulate;
 #[cfg(feature = "testing")]
 pub mod testing;

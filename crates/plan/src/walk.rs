@@ -4,7 +4,8 @@
 //! whatever the order. So the walk is over the order of the items that are alive at a full time only, and all
 //! others are placed after them when that has brought something.
 
-use crate::arena::{Item, Packing, Shelf};
+use crate::arena::{Item, Packing};
+use crate::shelf::Shelf;
 
 /// An item is placed in the walk if it is alive when this share of the floor is, in sixteenths.
 const FULL_SIXTEENTHS: u64 = 12;
@@ -18,6 +19,7 @@ const ROUNDS_MOST: u64 = 2_000;
 /// `pressure` is the most bytes alive at one time of each item's life.
 pub(crate) fn improve(
     items: &[Item],
+    ops: usize,
     [floor, enough]: [u64; 2],
     placed_most: u64,
     pressure: &[u64],
@@ -32,7 +34,7 @@ pub(crate) fn improve(
     let mut walk = Walk {
         items: &few,
         floor,
-        shelf,
+        shelf: Shelf::new(&few, ops),
         order: (0..).take(few.len()).collect(),
         packing: Packing { offsets: Vec::new(), peak: u64::MAX },
         excess: 0,
@@ -44,7 +46,7 @@ pub(crate) fn improve(
         all.clear();
         all.extend(walk.order.iter().map(|at| full[*at as usize]));
         all.extend(&rest);
-        walk.shelf.place(items, &all, best) && best.peak <= enough
+        shelf.place(&all, best) && best.peak <= enough
     };
     if improves(&mut walk) || walk.packing.peak <= floor {
         return;
@@ -62,7 +64,7 @@ const PATIENCE: u32 = 60;
 struct Walk<'a> {
     items: &'a [Item],
     floor: u64,
-    shelf: &'a mut Shelf,
+    shelf: Shelf,
     order: Vec<u32>,
     packing: Packing,
     excess: u64,
@@ -71,7 +73,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn start(&mut self) {
-        self.shelf.place(self.items, &self.order, &mut self.packing);
+        self.shelf.place(&self.order, &mut self.packing);
         self.excess = self.excess(&self.packing);
     }
 
@@ -113,7 +115,7 @@ impl Walk<'_> {
             self.swap_beside(next, from);
         }
         trial.peak = self.packing.peak.saturating_add(1);
-        if !self.shelf.place(self.items, next, trial) {
+        if !self.shelf.place(next, trial) {
             return false;
         }
         let excess = self.excess(trial);
@@ -143,7 +145,7 @@ impl Walk<'_> {
             self.swap_beside(&mut order, of);
         }
         self.packing.peak = u64::MAX;
-        self.shelf.place(self.items, &order, &mut self.packing);
+        self.shelf.place(&order, &mut self.packing);
         self.order = order;
         self.excess = self.excess(&self.packing);
     }
