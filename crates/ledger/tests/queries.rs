@@ -123,7 +123,12 @@ fn question(machines: &Machines, number: u64) -> Came {
                 let scratch = |op: &plimsoll_graph::Op| machine.workspace_bytes(graph, op);
                 let reserved = machine.reserved_bytes();
                 plimsoll_verify::verify(graph, plan, reserved, &scratch).expect("a proof");
-                assert!(!explain(graph, plan).rows.is_empty());
+                let rows = explain(graph, plan).rows;
+                assert!(!rows.is_empty());
+                for row in rows {
+                    let arena = plan.arena_bytes;
+                    assert!(row.live_bytes <= arena, "{row:?} in an arena of {arena}");
+                }
             }
             if std::env::var_os("PLIMSOLL_SHOW").is_some() {
                 let ids: Vec<&str> = fit.plans.iter().map(|plan| plan.id.as_str()).collect();
