@@ -57,7 +57,8 @@ fn ask(model: &KnownModel, n: &mut Numbers) -> Ask {
         text_tokens: if n.below(10) == 0 { n.below(5_000) } else { model.text_tokens },
         dtype: if n.below(4) == 0 { DType::F32 } else { DType::BF16 },
         hoist: n.below(4) > 0,
-        row_chunks: (is_film && n.below(3) == 0).then(|| 1 + n.below(3)),
+        row_chunks: (is_film && n.below(3) == 0)
+            .then(|| n.one_of(&[1, 1, 1, 2, 2, 2, 3, 3, 3, 65])),
         tile: (n.below(3) == 0).then(|| n.one_of(&[0, 128, 256, 512, 77])),
         codings: Codings { denoiser: n.one_of(&codes), text: n.one_of(&codes) },
         packed: n.below(2) == 0,
