@@ -14,6 +14,8 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 980.0;
 /// Columns of the memory's drawing.
 const COLUMNS: usize = 455;
+/// Width of a rectangle, at least, so that it is seen.
+const WIDTH_LEAST: f64 = 0.8;
 /// Width of a character of a label, on the safe side: what does not fit is not written.
 const CHARACTER: f64 = 6.2;
 
@@ -179,7 +181,7 @@ fn lanes(out: &mut String, graph: &Graph, plan: &Plan, timeline: &Timeline) {
             put!(
                 out,
                 "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"38\"><title>{name} {:.2} ms</title></rect>",
-                (width - 0.4).max(0.2),
+                (width - 0.4).max(WIDTH_LEAST),
                 (end - start) * 1e3
             );
             let short = name.rsplit('/').next().unwrap_or(&name);
@@ -326,9 +328,11 @@ pub fn curve_svg(curve: &Curve, title: &str) -> String {
             point.binds.name()
         );
     }
+    // Under the axis, where neither the curve nor the line of free streaming runs through it.
     let label = format!("smallest {}", Bytes(first.line_bytes));
-    let height = y(first.outcome.seconds_per_step);
-    text(&mut out, "s", x(first.line_bytes) + 8.0, height + 4.0, "start", &label);
+    let at = x(first.line_bytes);
+    rule(&mut out, "axis", [at, y(first.outcome.seconds_per_step)], [at, bottom + 20.0]);
+    text(&mut out, "s", at.max(LEFT + 50.0), bottom + 32.0, "middle", &label);
     if let Some(point) = curve.free_from.and_then(|at| curve.points.get(at)) {
         let at = x(point.line_bytes);
         rule(&mut out, "line", [at, top], [at, bottom]);

@@ -11,7 +11,7 @@
 
 use crate::facts::Span;
 use crate::shelf::Shelf;
-use crate::walk::improve;
+use crate::walk::{Aim, improve};
 
 /// Something that needs memory.
 #[derive(Clone, Copy, Debug)]
@@ -120,16 +120,9 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
         }
     }
     if effort == Effort::Thorough {
-        improve(
-            items,
-            ops,
-            [floor, enough],
-            PLACED_THOROUGH,
-            &fullest(items, &live),
-            &mut shelf,
-            &mut best,
-            &best_order,
-        );
+        let aim = Aim { floor, enough, placed_most: PLACED_THOROUGH };
+        let pressure = fullest(items, &live);
+        improve(items, ops, aim, &pressure, &mut shelf, &mut best, &best_order);
     }
     best
 }

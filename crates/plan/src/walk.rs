@@ -13,15 +13,24 @@ const FULL_SIXTEENTHS: u64 = 12;
 /// Rounds of small walks, which are done with sooner.
 const ROUNDS_MOST: u64 = 2_000;
 
-/// Tries orders near `order`, which gave `best`, and places about `placed_most` items in all; stops at the first peak
-/// of `enough` or less.
+/// What a walk is for, and how far it may go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aim {
+    /// The most bytes alive at one time: nothing is below it.
+    pub(crate) floor: u64,
+    /// A peak that will do.
+    pub(crate) enough: u64,
+    /// Items that may be placed in all, about.
+    pub(crate) placed_most: u64,
+}
+
+/// Tries orders near `order`, which gave `best` on `shelf`, and stops at the first peak that will do.
 ///
 /// `pressure` is the most bytes alive at one time of each item's life.
 pub(crate) fn improve(
     items: &[Item],
     ops: usize,
-    [floor, enough]: [u64; 2],
-    placed_most: u64,
+    Aim { floor, enough, placed_most }: Aim,
     pressure: &[u64],
     shelf: &mut Shelf,
     best: &mut Packing,
