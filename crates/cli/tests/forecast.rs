@@ -123,7 +123,7 @@ fn the_schema_in_the_documentation_is_current() {
 
 #[test]
 fn bad_questions_are_one_line() {
-    let cases: [(&[&str], i32, &str); 29] = [
+    let cases: [(&[&str], i32, &str); 31] = [
         (&["--model", "sdxl", "--gpu", "h100", "--size", "0x0"], 2, "width is 0"),
         (&["--model", "flux.1-dev", "--gpu", "rtx-9999"], 2, "the nearest are"),
         (&["--model", "flux1", "--gpu", "h100"], 2, "the nearest are flux.1-dev"),
@@ -131,6 +131,12 @@ fn bad_questions_are_one_line() {
         (&["--model", "wan2.1-t2v-14b", "--gpu", "h100", "--frames", "80"], 2, "77 or 81"),
         (&["--model", "hunyuanvideo", "--gpu", "h100", "--frames", "0"], 2, "1 or 5"),
         (&["--model", "sdxl", "--gpu", "h100", "--row-chunks", "2"], 2, "takes no row chunks"),
+        (&["--model", "wan2.2-t2v-a14b", "--gpu", "h100", "--row-chunks", "65"], 2, "than 64"),
+        (
+            &["--model", "flux.1-dev", "--gpu", "h100", "--size", "13952x48", "--vae-tile", "256"],
+            2,
+            "32 side by side",
+        ),
         (&["--model", "sdxl", "--gpu", "h100", "--controlnets", "1"], 2, "FLUX.1"),
         (&["--model", "sdxl", "--gpu", "h100", "--frames", "5"], 2, "frames"),
         (&["--model", "sdxl", "--gpu", "h100", "--size", "1000x1000"], 2, "a multiple of"),

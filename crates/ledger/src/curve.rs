@@ -1,5 +1,8 @@
 //! Seconds for every line, from the smallest that works to all resident, and what binds at each.
 
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use plimsoll_plan::{Line, Machine, Offload, Request};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -62,27 +65,46 @@ pub fn curve(
 ) -> Result<Curve, LedgerError> {
     let endless = machine.clone().with_vram(VRAM_ENDLESS);
     let mut fitter = Fitter::new(model, ask);
-    let mut at = |line| -> Result<Outcome, LedgerError> {
+    let at = |fitter: &mut Fitter<'_>, line| -> Result<Outcome, LedgerError> {
         let request = Request { line, offload: Offload::Auto, prefetch: true };
         Ok(fitter.fit(&endless, &request)?.outcome)
     };
-    let (smallest, largest) = (at(Line::Min)?, at(Line::Max)?);
+    let (smallest, largest) = (at(&mut fitter, Line::Min)?, at(&mut fitter, Line::Max)?);
     let (low, high) = (smallest.vram_bytes, largest.vram_bytes.max(smallest.vram_bytes));
     let steps = count.max(2) as u64 - 1;
-    let mut points = Vec::new();
-    for step in 0..=steps {
-        // Whole MiB between the ends, so that a line is one that a person can type.
-        let line = match step {
+    let mut lines: Vec<u64> = (0..=steps)
+        .map(|step| match step {
             0 => low,
             _ if step == steps => high,
+            // Whole MiB between the ends, so that a line is one that a person can type.
             _ => (low + (high - low) / steps * step).next_multiple_of(1 << 20).min(high),
-        };
-        if points.last().is_some_and(|last: &Point| last.line_bytes >= line) {
-            continue;
+        })
+        .collect();
+    lines.dedup();
+    // A point follows from its line alone, so that it does not matter who plans it.
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get).min(lines.len());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut fitter, mut found) = (Fitter::new(model, ask), Vec::new());
+        while let Some(line) = lines.get(next.fetch_add(1, Ordering::Relaxed)) {
+            found.push((*line, at(&mut fitter, Line::Bytes(*line))));
         }
-        let outcome = at(Line::Bytes(line))?;
-        points.push(Point { line_bytes: line, outcome, binds: binds(&outcome, machine, is_disk) });
-    }
+        found
+    };
+    let mut found: Vec<_> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    found.sort_by_key(|(line, _)| *line);
+    let points = found.into_iter().map(|(line_bytes, outcome)| {
+        let outcome = outcome?;
+        Ok(Point { line_bytes, outcome, binds: binds(&outcome, machine, is_disk) })
+    });
+    let points = points.collect::<Result<Vec<Point>, LedgerError>>()?;
     let is_free = |point: &Point| point.binds == Binds::Compute;
     let free_from = points.iter().rposition(|point| !is_free(point)).map_or(0, |last| last + 1);
     let free_from = (free_from < points.len()).then_some(free_from);

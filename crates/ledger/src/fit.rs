@@ -10,7 +10,7 @@ use plimsoll_graph::PhaseKind;
 use plimsoll_plan::{Machine, Offload, Plan, PlanError, Request};
 
 use crate::error::LedgerError;
-use crate::models::{Ask, KnownModel, Recipe, TILES_MOST, picture_tiles};
+use crate::models::{Ask, KnownModel, Recipe, is_in_few_tiles};
 use crate::outcome::{Outcome, outcome, plans};
 
 /// Pieces of rows, in the order in which they are tried.
@@ -74,8 +74,8 @@ impl<'m> Fitter<'m> {
                 // The whole is always one of them: a size of 0 is refused by the model.
                 let is_smaller = |tile: &u64| *tile == 0 || *tile < width || *tile < height;
                 let is_one_of_few = |tile: &u64| {
-                    let count = picture_tiles(width, height, *tile);
-                    *tile == 0 || self.model.is_video() || count <= TILES_MOST
+                    let is_few = is_in_few_tiles(width, height, *tile);
+                    *tile == 0 || self.model.is_video() || is_few
                 };
                 TILES.into_iter().filter(is_smaller).filter(is_one_of_few).collect()
             }

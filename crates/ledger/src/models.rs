@@ -63,10 +63,15 @@ pub const NAMES: [&str; 9] = [
 ];
 
 /// More tiles of a picture than this are not planned: each is in the graph.
-pub(crate) const TILES_MOST: u64 = 256;
+const TILES_MOST: u64 = 256;
+/// More tiles side by side are not planned: the verifier tells 64 bands of columns of a picture apart, and where tiles
+/// lie over each other is a band of its own.
+const TILES_ACROSS_MOST: u64 = 32;
 /// More ControlNets than this are a slip of the hand.
 const CONTROLNETS_MOST: u32 = 16;
-/// Likewise of a LoRA's rank.
+/// More pieces of rows bring a plan nothing but launches, and each is ops of the graph.
+const ROW_CHUNKS_MOST: u64 = 64;
+/// A LoRA's rank above this is one too.
 const RANK_MOST: u64 = 1024;
 
 /// Codings of the two parts of a model that are worth coding.
@@ -290,6 +295,9 @@ impl KnownModel {
         if ask.controlnets > CONTROLNETS_MOST {
             return Err(option("more than 16 ControlNets"));
         }
+        if row_chunks > ROW_CHUNKS_MOST {
+            return Err(option("more than 64 row chunks"));
+        }
         if ask.lora_rank > RANK_MOST {
             return Err(option("LoRA of a rank above 1024"));
         }
@@ -345,8 +353,8 @@ impl KnownModel {
                     // Tiles that run: all of them are in the graph.
                     vae_tile: (tile > 0).then_some(tile),
                 };
-                if tile > 0 && picture_tiles(width, height, tile) > TILES_MOST {
-                    return Err(option("decode in more than 256 tiles"));
+                if tile > 0 && !is_in_few_tiles(width, height, tile) {
+                    return Err(option("decode in more than 256 tiles, or 32 side by side"));
                 }
                 whole(model.paper_graph(&run, &Paper { tile: 0, ..paper })?, 1)
             }
@@ -370,10 +378,11 @@ impl KnownModel {
     }
 }
 
-/// Tiles of a picture, about: three quarters of each are new on each axis.
-pub(crate) fn picture_tiles(width: u64, height: u64, tile: u64) -> u64 {
+/// Whether all tiles of a picture may be in a graph. About three quarters of each are new on each axis.
+pub(crate) fn is_in_few_tiles(width: u64, height: u64, tile: u64) -> bool {
     let stride = (tile / 4 * 3).max(1);
-    width.div_ceil(stride).saturating_mul(height.div_ceil(stride))
+    let across = width.div_ceil(stride);
+    across <= TILES_ACROSS_MOST && across.saturating_mul(height.div_ceil(stride)) <= TILES_MOST
 }
 
 /// Both experts of Wan 2.2; of a single step there is but the first.

@@ -14,8 +14,10 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 980.0;
 /// Columns of the memory's drawing.
 const COLUMNS: usize = 455;
-/// A rectangle narrower than this has no label.
-const LABEL_LEAST: f64 = 46.0;
+/// Width of a rectangle, at least, so that it is seen.
+const WIDTH_LEAST: f64 = 0.8;
+/// Width of a character of a label, on the safe side: what does not fit is not written.
+const CHARACTER: f64 = 6.2;
 
 const STYLE: &str = "\
 svg{background:#fff;color:#1d2430;font:12px system-ui,sans-serif}\
@@ -70,7 +72,8 @@ fn seconds_axis(out: &mut String, y: f64, from: f64, to: f64) {
         let at = share * (to - from);
         let digits = if to - from < 1.0 { 3 } else { 1 };
         rule(out, "axis", [x, y], [x, y + 4.0]);
-        text(out, "s", x, y + 15.0, "middle", &format!("{at:.digits$} s"));
+        let anchor = if tick == 5 { "end" } else { "middle" };
+        text(out, "s", x, y + 15.0, anchor, &format!("{at:.digits$} s"));
     }
 }
 
@@ -78,11 +81,11 @@ fn seconds_axis(out: &mut String, y: f64, from: f64, to: f64) {
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
 pub fn timeline_svg(graph: &Graph, plan: &Plan, machine: &dyn Machine, title: &str) -> String {
     let timeline = simulate(graph, plan, machine);
-    let mut out = begin(470.0, title);
+    let mut out = begin(482.0, title);
     lanes(&mut out, graph, plan, &timeline);
 
-    let (top, bottom) = (240.0, 420.0);
-    text(&mut out, "h", LEFT, top - 24.0, "start", "device memory over the run");
+    let (top, bottom) = (252.0, 432.0);
+    text(&mut out, "h", LEFT, top - 36.0, "start", "device memory over the run");
     let all = timeline.seconds_total.max(f64::MIN_POSITIVE);
     let [weights, activations] = memory(graph, plan, &timeline);
     let most = plan.line_bytes.max(plan.arena_bytes + plan.reserved_bytes) as f64 * 1.06;
@@ -106,10 +109,12 @@ pub fn timeline_svg(graph: &Graph, plan: &Plan, machine: &dyn Machine, title: &s
     );
     let limit = y(plan.line_bytes);
     rule(&mut out, "line", [LEFT, limit], [RIGHT, limit]);
-    let label = format!("line {}", Bytes(plan.line_bytes));
-    text(&mut out, "s", LEFT + 4.0, limit + 14.0, "start", &label);
+    let label = Bytes(plan.line_bytes).to_string();
+    text(&mut out, "s", LEFT - 6.0, limit + 4.0, "end", &label);
     text(&mut out, "s", LEFT - 6.0, bottom, "end", "0");
     let mut entry = 0usize;
+    // Phases too short for their names are named together, a row above.
+    let mut short: Option<(f64, String)> = None;
     for (at, phase) in plan.phases.iter().enumerate() {
         let count = (phase.visits_end - phase.visits_start) as usize * phase.repeat as usize;
         let first = timeline.computes.get(entry);
@@ -118,11 +123,19 @@ pub fn timeline_svg(graph: &Graph, plan: &Plan, machine: &dyn Machine, title: &s
         let (Some((start, _)), Some((_, end))) = (first, last) else { continue };
         let [from, to] = [start, end].map(|at| LEFT + at / all * (RIGHT - LEFT));
         rule(&mut out, "axis", [from, top], [from, bottom]);
-        if to - from > 5.5 * phase.name.len() as f64 {
+        if to - from > CHARACTER * phase.name.len() as f64 {
             text(&mut out, "s", from + 3.0, top - 4.0, "start", &phase.name);
         } else if at + 1 == plan.phases.len() {
             text(&mut out, "s", RIGHT, top - 4.0, "end", &phase.name);
+        } else if let Some((_, names)) = &mut short {
+            *names += ", ";
+            *names += &phase.name;
+        } else {
+            short = Some((from, phase.name.clone()));
         }
+    }
+    if let Some((from, names)) = short {
+        text(&mut out, "s", from, top - 16.0, "start", &names);
     }
     seconds_axis(&mut out, bottom, 0.0, all);
     let mut x = LEFT;
@@ -131,10 +144,12 @@ pub fn timeline_svg(graph: &Graph, plan: &Plan, machine: &dyn Machine, title: &s
         ("copy", "weights"),
         ("act", "activations, scratch"),
     ] {
-        put!(out, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"448\" width=\"10\" height=\"10\"/>");
-        text(&mut out, "s", x + 15.0, 457.0, "start", name);
+        put!(out, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"460\" width=\"10\" height=\"10\"/>");
+        text(&mut out, "s", x + 15.0, 469.0, "start", name);
         x += 170.0;
     }
+    rule(&mut out, "line", [x, 465.0], [x + 24.0, 465.0]);
+    text(&mut out, "s", x + 30.0, 469.0, "start", "line");
     out += "</svg>\n";
     out
 }
@@ -166,11 +181,11 @@ fn lanes(out: &mut String, graph: &Graph, plan: &Plan, timeline: &Timeline) {
             put!(
                 out,
                 "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"38\"><title>{name} {:.2} ms</title></rect>",
-                (width - 0.4).max(0.2),
+                (width - 0.4).max(WIDTH_LEAST),
                 (end - start) * 1e3
             );
-            if width > LABEL_LEAST {
-                let short = name.rsplit('/').next().unwrap_or(&name);
+            let short = name.rsplit('/').next().unwrap_or(&name);
+            if width > 6.0 + CHARACTER * short.len() as f64 {
                 put!(
                     out,
                     "<text class=\"s in\" x=\"{:.1}\" y=\"{}\">{short}</text>",
@@ -313,9 +328,11 @@ pub fn curve_svg(curve: &Curve, title: &str) -> String {
             point.binds.name()
         );
     }
+    // Under the axis, where neither the curve nor the line of free streaming runs through it.
     let label = format!("smallest {}", Bytes(first.line_bytes));
-    let height = y(first.outcome.seconds_per_step);
-    text(&mut out, "s", x(first.line_bytes) + 8.0, height + 4.0, "start", &label);
+    let at = x(first.line_bytes);
+    rule(&mut out, "axis", [at, y(first.outcome.seconds_per_step)], [at, bottom + 20.0]);
+    text(&mut out, "s", at.max(LEFT + 50.0), bottom + 32.0, "middle", &label);
     if let Some(point) = curve.free_from.and_then(|at| curve.points.get(at)) {
         let at = x(point.line_bytes);
         rule(&mut out, "line", [at, top], [at, bottom]);

@@ -57,7 +57,8 @@ fn ask(model: &KnownModel, n: &mut Numbers) -> Ask {
         text_tokens: if n.below(10) == 0 { n.below(5_000) } else { model.text_tokens },
         dtype: if n.below(4) == 0 { DType::F32 } else { DType::BF16 },
         hoist: n.below(4) > 0,
-        row_chunks: (is_film && n.below(3) == 0).then(|| 1 + n.below(3)),
+        row_chunks: (is_film && n.below(3) == 0)
+            .then(|| n.one_of(&[1, 1, 1, 2, 2, 2, 3, 3, 3, 65])),
         tile: (n.below(3) == 0).then(|| n.one_of(&[0, 128, 256, 512, 77])),
         codings: Codings { denoiser: n.one_of(&codes), text: n.one_of(&codes) },
         packed: n.below(2) == 0,
@@ -123,7 +124,16 @@ fn question(machines: &Machines, number: u64) -> Came {
                 let scratch = |op: &plimsoll_graph::Op| machine.workspace_bytes(graph, op);
                 let reserved = machine.reserved_bytes();
                 plimsoll_verify::verify(graph, plan, reserved, &scratch).expect("a proof");
-                assert!(!explain(graph, plan).rows.is_empty());
+                let rows = explain(graph, plan).rows;
+                assert!(!rows.is_empty());
+                for row in rows {
+                    let arena = plan.arena_bytes;
+                    assert!(row.live_bytes <= arena, "{row:?} in an arena of {arena}");
+                }
+            }
+            if std::env::var_os("PLIMSOLL_SHOW").is_some() {
+                let ids: Vec<&str> = fit.plans.iter().map(|plan| plan.id.as_str()).collect();
+                println!("{number}: plans {}", ids.join(" "));
             }
             let told = outcome(recipe, &machine, &fit.plans);
             assert!(told.vram_bytes <= limit);
@@ -140,6 +150,9 @@ fn question(machines: &Machines, number: u64) -> Came {
         }
         Err(LedgerError::Plan(PlanError::Infeasible { smallest_bytes, line_bytes, .. })) => {
             assert!(smallest_bytes > line_bytes);
+            if std::env::var_os("PLIMSOLL_SHOW").is_some() {
+                println!("{number}: smallest {smallest_bytes}");
+            }
             Came::TooSmall
         }
         Err(error) => {

@@ -36,23 +36,30 @@ fn fitted(model: &str, ask: impl Fn(Ask) -> Ask, machine: &Forecast, line: Line)
 }
 
 /// A LoRA on a model that is all resident: still all resident, and a step costs what the adapter's own passes over
-/// activations do, where the report had 15 times. (A fifth on the quickest card in fp8; less on others.)
+/// activations do, where the report had 15 times.
+///
+/// In 8 bits that are unpacked for bf16 products, as the report's were, that is within its 10 %. Where products are in
+/// fp8 the passes weigh more, since they stay as they are while the products halve: rank 32 is next to no arithmetic,
+/// but each adapter reads its layer's input once and its output once, writes it once, and parts the activation from its
+/// product. Only a kernel that adds the adapter inside the product would save that, and none is planned.
 #[test]
 fn report_03_a_lora_turns_offload_on() {
     let model = known("flux.1-dev").unwrap();
     let fp8 = Codings { denoiser: Coding::Fp8, text: Coding::Plain };
-    let machine = machine("h100");
-    let of = |lora_rank| {
-        let ask = Ask { codings: fp8, lora_rank, ..model.defaults() };
-        let recipe = model.recipe(&ask).unwrap();
-        let request = Request { line: Line::Max, offload: Offload::None, prefetch: true };
-        let plan = plan(&recipe.graph, &machine, &request).unwrap();
-        let rows = explain(&recipe.graph, &plan).rows;
-        assert!(rows.iter().all(|row| row.phase != "denoise" || row.streamed_units == 0));
-        plan.predicted.seconds_per_step
-    };
-    let (without, with) = (of(0), of(32));
-    assert!(with > without && with <= 1.25 * without, "{without} s, {with} s with a LoRA");
+    for (card, most) in [("a100", 1.10), ("h100", 1.25)] {
+        let machine = machine(card);
+        let of = |lora_rank| {
+            let ask = Ask { codings: fp8, lora_rank, ..model.defaults() };
+            let recipe = model.recipe(&ask).unwrap();
+            let request = Request { line: Line::Max, offload: Offload::None, prefetch: true };
+            let plan = plan(&recipe.graph, &machine, &request).unwrap();
+            let rows = explain(&recipe.graph, &plan).rows;
+            assert!(rows.iter().all(|row| row.phase != "denoise" || row.streamed_units == 0));
+            plan.predicted.seconds_per_step
+        };
+        let (without, with) = (of(0), of(32));
+        assert!(with > without && with <= most * without, "{card}: {without} s, {with} s");
+    }
 }
 
 /// A LoRA put on and taken off again: a plan of its own, and then the plan of before.
@@ -330,7 +337,7 @@ fn the_same_question_gives_the_same_bytes() {
     let draw = |plan: &Plan| timeline_svg(&recipe.graph, plan, &machine, "a <title>");
     let picture = draw(&plan);
     assert_eq!(picture, draw(&again));
-    assert!(picture.contains("a &lt;title&gt;") && picture.contains("line 8.00 GiB"));
+    assert!(picture.contains("a &lt;title&gt;") && picture.contains(">8.00 GiB<"));
     assert_eq!(picture.matches("<svg").count(), picture.matches("</svg>").count());
     let model = known("flux.1-dev").unwrap();
     let drawn = curve(&model, &model.defaults(), &machine, false, 5).unwrap();

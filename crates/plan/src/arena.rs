@@ -10,7 +10,8 @@
 //! at both; what follows the loop may be fetched during its last step, when nothing is fetched for a head any more.
 
 use crate::facts::Span;
-use crate::walk::improve;
+use crate::shelf::Shelf;
+use crate::walk::{Aim, improve};
 
 /// Something that needs memory.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +103,7 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
     let live = live(items, ops);
     let floor = live.iter().copied().max().unwrap_or(0);
     let enough = enough.max(floor);
-    let mut shelf = Shelf::new(ops);
+    let mut shelf = Shelf::new(items, ops);
     let mut best = Packing { offsets: Vec::new(), peak: u64::MAX };
     let mut best_order = Vec::new();
     let orders: &[Order] = match effort {
@@ -111,7 +112,7 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
     };
     for order in orders {
         let order = order.sort(items, &live);
-        if shelf.place(items, &order, &mut best) {
+        if shelf.place(&order, &mut best) {
             best_order = order;
         }
         if best.peak <= enough {
@@ -119,15 +120,9 @@ pub(crate) fn pack(items: &[Item], ops: usize, enough: u64, effort: Effort) -> P
         }
     }
     if effort == Effort::Thorough {
-        improve(
-            items,
-            [floor, enough],
-            PLACED_THOROUGH,
-            &fullest(items, &live),
-            &mut shelf,
-            &mut best,
-            &best_order,
-        );
+        let aim = Aim { floor, enough, placed_most: PLACED_THOROUGH };
+        let pressure = fullest(items, &live);
+        improve(items, ops, aim, &pressure, &mut shelf, &mut best, &best_order);
     }
     best
 }
@@ -200,117 +195,8 @@ fn fullest(items: &[Item], live: &[u64]) -> Vec<u64> {
     items.iter().map(|item| most(item.span).max(most(item.tail)).max(most(item.lead))).collect()
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Placed {
-    offset: u64,
-    end: u64,
-    item: Item,
-}
-
-/// Ops of a bucket of the shelf, at least; more where a long-lived item would be in too many of them.
-const BUCKET_OPS: u32 = 16;
-/// Buckets of a shelf, about, at most. Which bucket an op is in decides how long a search takes, never what it finds.
-const BUCKETS_MOST: u32 = 128;
-
-/// What is placed so far: for each stretch of ops what is alive in it, in order of offset.
-///
-/// Most items live for a few ops of a thousand, so that a look at their own stretch of time is a look at little.
-#[derive(Debug)]
-pub(crate) struct Shelf {
-    buckets: Vec<Vec<Placed>>,
-    /// Ops of a bucket.
-    width: u32,
-    /// Room for the next result.
-    offsets: Vec<u64>,
-}
-
 fn meet(a: Span, b: Span) -> bool {
     a.0 <= b.1 && b.0 <= a.1
-}
-
-impl Shelf {
-    pub(crate) fn new(ops: usize) -> Self {
-        let count = u32::try_from(ops).unwrap_or(u32::MAX);
-        let width = (count / BUCKETS_MOST).max(BUCKET_OPS);
-        let buckets = vec![Vec::new(); ops / width as usize + 1];
-        Self { buckets, width, offsets: Vec::new() }
-    }
-
-    /// Places items in `order` at the lowest offsets that are free; gives the result, and true, if it beats `best`.
-    pub(crate) fn place(&mut self, items: &[Item], order: &[u32], best: &mut Packing) -> bool {
-        self.buckets.iter_mut().for_each(Vec::clear);
-        let mut offsets = std::mem::take(&mut self.offsets);
-        offsets.resize(items.len(), 0);
-        let mut peak = 0;
-        for at in order {
-            let item = &items[*at as usize];
-            let offset = self.lowest(item);
-            let end = offset + item.bytes;
-            peak = peak.max(end);
-            if peak >= best.peak {
-                self.offsets = offsets;
-                return false;
-            }
-            offsets[*at as usize] = offset;
-            let placed = Placed { offset, end, item: *item };
-            for bucket in buckets(item, self.width) {
-                let bucket = &mut self.buckets[bucket];
-                let place = bucket.partition_point(|other| other.offset < offset);
-                bucket.insert(place, placed);
-            }
-        }
-        self.offsets = std::mem::replace(&mut best.offsets, offsets);
-        best.peak = peak;
-        true
-    }
-
-    /// The lowest offset at which nothing is in the way: raised from bucket to bucket until none raises it.
-    fn lowest(&self, item: &Item) -> u64 {
-        let mut offset = 0;
-        let (first, last) = item.span;
-        let width = self.width;
-        if first / width == last / width && item.is_plain() {
-            return raise(&self.buckets[(first / width) as usize], item, offset);
-        }
-        let mut calm = 0;
-        let count = buckets(item, width).count();
-        for bucket in buckets(item, width).cycle() {
-            let raised = raise(&self.buckets[bucket], item, offset);
-            if raised > offset {
-                offset = raised;
-                calm = 0;
-            }
-            calm += 1;
-            if calm >= count {
-                break;
-            }
-        }
-        offset
-    }
-}
-
-/// Buckets in which an item is alive, each once.
-fn buckets(item: &Item, width: u32) -> impl Iterator<Item = usize> + Clone {
-    let of = move |(first, last): Span| {
-        if first <= last { (first / width) as usize..(last / width) as usize + 1 } else { 0..0 }
-    };
-    // An item has a tail, which is after its span, or a lead, which is before it, or neither.
-    let (lead, span, tail) = (of(item.lead), of(item.span), of(item.tail));
-    let start = tail.start.max(span.end);
-    (lead.start..lead.end.min(span.start)).chain(span).chain(start..tail.end.max(start))
-}
-
-/// The lowest offset from `offset` on at which nothing in `placed` is in the way.
-fn raise(placed: &[Placed], item: &Item, mut offset: u64) -> u64 {
-    for placed in placed {
-        if placed.offset >= offset + item.bytes {
-            break;
-        }
-        if placed.end > offset && placed.item.meets(item) {
-            offset = placed.end;
-        }
-    }
-    offset
 }
 
 #[cfg(test)]

@@ -116,19 +116,16 @@ enum Kind {
     Model,
 }
 
-/// The fastest plan under `line` that is found; `None` where not even the smallest fits.
+/// The fastest plan under `line` that is found; the [`smallest`] fits, with the packing that
+/// is given.
 pub(crate) fn search<'g>(
     facts: &Facts<'g>,
     machine: &dyn Machine,
     items: &Items,
+    (fallback, packing): (Schedule, Packing),
     line: u64,
     prefetch: bool,
-) -> Option<Draft> {
-    let fallback = smallest(facts, machine, prefetch);
-    let packing = items.pack(facts, &fallback, line, Effort::Thorough);
-    if packing.peak > line {
-        return None;
-    }
+) -> Draft {
     let is_small = packing.offsets.len() <= ITEMS_FEW;
     let mut best = draft(facts, items, fallback, packing);
     let ways: Vec<Way> = caps(facts)
@@ -157,7 +154,7 @@ pub(crate) fn search<'g>(
             best = draft;
         }
     }
-    Some(best)
+    best
 }
 
 /// All points that the line may hold, judged.

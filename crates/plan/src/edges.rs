@@ -11,6 +11,7 @@
 
 use crate::arena::Item;
 use crate::facts::{Facts, PhaseOps};
+use crate::hazards::{self, Latest};
 use crate::schedule::{Begin, Hold, Schedule};
 use crate::types::{ComputeEntry, CopyEntry};
 
@@ -136,11 +137,8 @@ struct Hazards<'a> {
     facts: &'a Facts<'a>,
     schedule: &'a Schedule,
     clock: &'a Clock,
-    /// Items by offset: offset, end, first and last op of use.
-    places: Vec<(u64, u64, u32, u32)>,
-    /// The most bytes of one item.
-    largest: u64,
-    hold_places: Vec<(u64, u64)>,
+    /// By hold.
+    latest: Vec<Latest>,
     /// Visit of each op.
     visit_of: Vec<u32>,
 }
@@ -158,49 +156,25 @@ impl<'a> Hazards<'a> {
         for (visit, at) in schedule.cut.visits.iter().zip(0u32..) {
             visit_of.resize(visit.end as usize, at);
         }
-        let mut places = Vec::with_capacity(items.len());
-        let mut hold_places = Vec::with_capacity(schedule.holds.len());
-        let mut largest = 0;
-        for (at, (item, offset)) in items.iter().zip(offsets).enumerate() {
-            let end = offset + item.bytes;
-            largest = largest.max(item.bytes);
-            let (first, last) = match at.checked_sub(first_hold) {
-                Some(hold) => {
-                    hold_places.push((*offset, end));
-                    let hold = &schedule.holds[hold];
-                    (schedule.cut.visits[hold.first as usize].start, hold.last_op)
-                }
-                None => item.span,
-            };
-            places.push((*offset, end, first, last));
-        }
-        places.sort_unstable();
-        Self { facts, schedule, clock, places, largest, hold_places, visit_of }
+        let latest = hazards::latest(facts, schedule, items, offsets, first_hold);
+        Self { facts, schedule, clock, latest, visit_of }
     }
 
     /// Last use of a hold's bytes before its own use.
     fn edge(&self, hold: usize) -> Edge {
-        let (start, end) = self.hold_places[hold];
+        let Latest { before, inside } = self.latest[hold];
         let hold = &self.schedule.holds[hold];
         let phase_index = self.schedule.cut.visits[hold.first as usize].phase as usize;
         let phase = self.facts.phases[phase_index];
-        let own = self.schedule.cut.visits[hold.first as usize].start;
         let length = self.clock.length[phase_index];
         let mut edge = Edge { first: 0, steady: -length };
-        let from = self.places.partition_point(|place| place.0 + self.largest <= start);
-        for &(_, place_end, first_op, last_op) in
-            self.places[from..].iter().take_while(|place| place.0 < end)
-        {
-            if place_end <= start {
-                continue;
-            }
-            if last_op < own {
-                self.before(&mut edge, phase_index, last_op);
-            } else if first_op < phase.end && first_op >= phase.start {
-                // In the step before; up to its end if what lies there lasts longer.
-                let done = self.done(phase_index, last_op.min(phase.end - 1));
-                edge.steady = edge.steady.max(done - length);
-            }
+        if let Some(op) = before {
+            self.before(&mut edge, phase_index, op);
+        }
+        if let Some(op) = inside {
+            // In the step before; up to its end if what lies there lasts longer.
+            let done = self.done(phase_index, op.min(phase.end - 1));
+            edge.steady = edge.steady.max(done - length);
         }
         edge
     }

@@ -1,8 +1,9 @@
 //! The ledger: who has how much of the arena, by phase and component.
 //!
 //! It is read off the finished plan and the graph, not kept while planning: what it says holds for any plan. A load
-//! has its bytes from the moment at which its copy may begin to its last reader; so at every moment the sum of a
-//! row is at most the arena, and the rest is what the offsets lose between places.
+//! has its bytes from the visit before which its copy may begin to the last op that reads it, after which a tensor of
+//! the same visit may take its place; so at every moment the sum of a row is at most the arena, and the rest is what
+//! the offsets lose between places.
 
 use std::fmt;
 
@@ -118,6 +119,8 @@ struct Book<'a> {
     /// Resident and streamed weights at each entry of the compute lane.
     resident: Vec<u64>,
     slots: Vec<u64>,
+    /// Loads that are read for the last time at each entry of the compute lane.
+    ends: Vec<Vec<u32>>,
     /// Block of each op.
     blocks: Vec<u32>,
     /// First entry of the compute lane of each phase.
@@ -142,8 +145,32 @@ impl<'a> Book<'a> {
             base.push(entries);
             entries += (phase.visits_end - phase.visits_start) as usize * phase.repeat as usize;
         }
-        let [resident, slots] = held(plan);
-        Self { graph, plan, tensors, resident, slots, blocks, base }
+        let Held { resident, slots, ends } = held(plan);
+        Self { graph, plan, tensors, resident, slots, ends, blocks, base }
+    }
+
+    /// Bytes of residents and of streamed loads that are spoken for at each op of a visit.
+    fn weights(&self, visit: usize, entry: usize) -> Vec<[u64; 2]> {
+        let visit = &self.plan.visits[visit];
+        let ops = visit.ops_start..visit.ops_end;
+        let mut held = vec![[self.resident[entry], self.slots[entry]]; ops.len()];
+        for load in &self.ends[entry] {
+            let load = &self.plan.loads[*load as usize];
+            let unit = &self.plan.units[load.unit as usize];
+            let is_reader = |op: &u32| {
+                let mut reads = false;
+                self.graph.ops[*op as usize].for_each_weight(|id| {
+                    reads |= unit.weights.iter().any(|entry| entry.weight == *id);
+                });
+                reads
+            };
+            let free_from = ops.clone().rev().find(is_reader).map_or(ops.start, |last| last + 1);
+            for held in &mut held[(free_from - ops.start) as usize..] {
+                let held = &mut held[usize::from(!load.is_resident)];
+                *held = held.saturating_sub(round_up(load.region.bytes));
+            }
+        }
+        held
     }
 
     fn component(&self, op: u32) -> ComponentId {
@@ -174,7 +201,7 @@ impl<'a> Book<'a> {
         let entry_of =
             |visit: usize| self.base[phase] + steady * visits.len() + (visit - visits.start);
         let mut units: Vec<(u32, bool)> = Vec::new();
-        let mut most: Option<(u64, usize, usize)> = None;
+        let mut most: Option<(u64, usize, [u64; 2])> = None;
         for visit in visits.clone() {
             let ops = plan.visits[visit].ops_start..plan.visits[visit].ops_end;
             if self.component(ops.start) != component {
@@ -182,18 +209,19 @@ impl<'a> Book<'a> {
             }
             let loads = plan.visits[visit].loads.iter().map(|load| &plan.loads[*load as usize]);
             units.extend(loads.map(|load| (load.unit, load.is_resident)));
-            let entry = entry_of(visit);
-            let weights = self.resident[entry] + self.slots[entry];
-            for op in ops.start as usize..ops.end as usize {
-                let live = weights + self.tensors[op] + round_up(plan.workspaces[op].bytes);
+            let weights = self.weights(visit, entry_of(visit));
+            for (op, weights) in (ops.start as usize..ops.end as usize).zip(weights) {
+                let live = weights.iter().sum::<u64>()
+                    + self.tensors[op]
+                    + round_up(plan.workspaces[op].bytes);
                 if most.is_none_or(|(most, ..)| live > most) {
-                    most = Some((live, op, entry));
+                    most = Some((live, op, weights));
                 }
             }
         }
         units.sort_unstable();
         units.dedup();
-        let (live, op, entry) = most?;
+        let (live, op, [resident_bytes, slot_bytes]) = most?;
         let count = |resident: bool| units.iter().filter(|unit| unit.1 == resident).count();
         let workspace_bytes = round_up(plan.workspaces[op].bytes);
         let row = LedgerRow {
@@ -202,8 +230,8 @@ impl<'a> Book<'a> {
             repeat: plan.phases[phase].repeat,
             resident_units: u32::try_from(count(true)).unwrap_or(u32::MAX),
             streamed_units: u32::try_from(count(false)).unwrap_or(u32::MAX),
-            resident_bytes: self.resident[entry],
-            slot_bytes: self.slots[entry],
+            resident_bytes,
+            slot_bytes,
             activation_bytes: self.tensors[op],
             workspace_bytes,
             live_bytes: live,
@@ -248,8 +276,17 @@ impl<'a> Book<'a> {
     }
 }
 
-/// Bytes of resident and of streamed loads that are spoken for at each entry of the compute lane.
-fn held(plan: &Plan) -> [Vec<u64>; 2] {
+/// At each entry of the compute lane.
+struct Held {
+    /// Bytes of resident loads that are spoken for.
+    resident: Vec<u64>,
+    /// Likewise of streamed loads.
+    slots: Vec<u64>,
+    /// Loads that are read for the last time.
+    ends: Vec<Vec<u32>>,
+}
+
+fn held(plan: &Plan) -> Held {
     let count = plan.computes.len();
     let mut changes = [vec![0i64; count + 1], vec![0i64; count + 1]];
     let mut serving: Vec<Option<usize>> = vec![None; plan.loads.len()];
@@ -267,22 +304,27 @@ fn held(plan: &Plan) -> [Vec<u64>; 2] {
             }
         }
     }
+    let mut ends = vec![Vec::new(); count];
     for (copy, readers) in plan.copies.iter().zip(readers) {
         let load = &plan.loads[copy.load as usize];
         let bytes = i64::try_from(round_up(load.region.bytes)).unwrap_or(i64::MAX);
+        if let Some((_, last)) = readers {
+            ends[last].push(copy.load);
+        }
         let (first, last) = readers.unwrap_or((count, count));
         let stays = if load.is_resident { first } else { last + 1 };
         add(&mut changes[1], count, copy.after as usize, stays, bytes);
         add(&mut changes[0], count, stays, last + 1, bytes);
     }
-    changes.map(|changes| {
+    let [resident, slots] = changes.map(|changes| {
         let mut held = 0;
         let running = changes.into_iter().take(count).map(|change| {
             held += change;
             u64::try_from(held).unwrap_or(0)
         });
         running.collect()
-    })
+    });
+    Held { resident, slots, ends }
 }
 
 /// Adds `bytes` to the entries `from..to`.

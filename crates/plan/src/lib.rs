@@ -8,8 +8,8 @@
 //! | `facts` | sizes and times, asked once and checked once |
 //! | `units` | how weights are cut into pieces that are copied as one |
 //! | `named`, `auto` (`residency`, `lookahead`) | which piece is held when: the strategies |
-//! | `arena`, `walk` | where everything lies |
-//! | `edges` | what each copy and each visit waits for |
+//! | `arena`, `shelf`, `walk` | where everything lies |
+//! | `edges`, `hazards` | what each copy and each visit waits for |
 //! | `simulate` | how long it all takes |
 //! | `assemble`, `id` | the plan as data, and its name |
 //!
@@ -31,6 +31,7 @@ mod bound;
 mod edges;
 mod error;
 mod facts;
+mod hazards;
 mod id;
 mod ledger;
 mod line;
@@ -41,6 +42,7 @@ mod offload;
 mod planner;
 mod residency;
 mod schedule;
+mod shelf;
 mod simulate;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -82,31 +82,44 @@ impl Planner<'_, '_> {
 
     /// The fastest draft whose arena has room under the line beside the reserve.
     fn under(&self, offload: Offload, line: u64) -> Result<Draft, PlanError> {
-        let Some(room) = line.checked_sub(self.facts.reserved_bytes) else {
-            return Err(self.infeasible(offload, line));
-        };
-        if offload == Offload::Auto {
-            let found = auto::search(self.facts, self.machine, self.items, room, self.prefetch);
-            return found.ok_or_else(|| self.infeasible(offload, line));
-        }
         let schedule = self.leanest(offload);
+        let Some(room) = line.checked_sub(self.facts.reserved_bytes) else {
+            let smallest = self.pack(&schedule, 0).peak;
+            return Err(self.infeasible(offload, line, &schedule, smallest));
+        };
         let packing = self.pack(&schedule, room);
-        if packing.peak <= room {
-            Ok(Draft { schedule, packing, cost: 0.0 })
-        } else {
-            Err(self.infeasible(offload, line))
+        if packing.peak > room {
+            // A packing that was stopped by nothing is the smallest.
+            return Err(self.infeasible(offload, line, &schedule, packing.peak));
         }
+        if offload == Offload::Auto {
+            let least = (schedule, packing);
+            return Ok(auto::search(
+                self.facts,
+                self.machine,
+                self.items,
+                least,
+                room,
+                self.prefetch,
+            ));
+        }
+        Ok(Draft { schedule, packing, cost: 0.0 })
     }
 
-    fn infeasible(&self, offload: Offload, line_bytes: u64) -> PlanError {
-        let schedule = self.leanest(offload);
+    /// Why the leanest schedule of a strategy does not fit, whose arena takes `smallest` bytes.
+    fn infeasible(
+        &self,
+        offload: Offload,
+        line_bytes: u64,
+        schedule: &Schedule,
+        smallest: u64,
+    ) -> PlanError {
         let reserved_bytes = self.facts.reserved_bytes;
-        let smallest = |schedule: &Schedule| self.pack(schedule, 0).peak + reserved_bytes;
-        let smallest_bytes = smallest(&schedule);
-        let auto_bytes = || smallest(&self.leanest(Offload::Auto));
+        let smallest_bytes = smallest + reserved_bytes;
+        let auto_bytes = || self.pack(&self.leanest(Offload::Auto), 0).peak + reserved_bytes;
         let smallest_any_bytes =
             if offload == Offload::Auto { smallest_bytes } else { auto_bytes() };
-        let (at, activation_bytes) = self.peak_at(&schedule);
+        let (at, activation_bytes) = self.peak_at(schedule);
         let is_group = matches!(offload, Offload::Group { .. });
         let room = line_bytes.saturating_sub(reserved_bytes);
         let advice = if self.prefetch

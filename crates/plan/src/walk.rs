@@ -4,7 +4,8 @@
 //! whatever the order. So the walk is over the order of the items that are alive at a full time only, and all
 //! others are placed after them when that has brought something.
 
-use crate::arena::{Item, Packing, Shelf};
+use crate::arena::{Item, Packing};
+use crate::shelf::Shelf;
 
 /// An item is placed in the walk if it is alive when this share of the floor is, in sixteenths.
 const FULL_SIXTEENTHS: u64 = 12;
@@ -12,14 +13,24 @@ const FULL_SIXTEENTHS: u64 = 12;
 /// Rounds of small walks, which are done with sooner.
 const ROUNDS_MOST: u64 = 2_000;
 
-/// Tries orders near `order`, which gave `best`, and places about `placed_most` items in all; stops at the first peak
-/// of `enough` or less.
+/// What a walk is for, and how far it may go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aim {
+    /// The most bytes alive at one time: nothing is below it.
+    pub(crate) floor: u64,
+    /// A peak that will do.
+    pub(crate) enough: u64,
+    /// Items that may be placed in all, about.
+    pub(crate) placed_most: u64,
+}
+
+/// Tries orders near `order`, which gave `best` on `shelf`, and stops at the first peak that will do.
 ///
 /// `pressure` is the most bytes alive at one time of each item's life.
 pub(crate) fn improve(
     items: &[Item],
-    [floor, enough]: [u64; 2],
-    placed_most: u64,
+    ops: usize,
+    Aim { floor, enough, placed_most }: Aim,
     pressure: &[u64],
     shelf: &mut Shelf,
     best: &mut Packing,
@@ -32,7 +43,7 @@ pub(crate) fn improve(
     let mut walk = Walk {
         items: &few,
         floor,
-        shelf,
+        shelf: Shelf::new(&few, ops),
         order: (0..).take(few.len()).collect(),
         packing: Packing { offsets: Vec::new(), peak: u64::MAX },
         excess: 0,
@@ -44,7 +55,7 @@ pub(crate) fn improve(
         all.clear();
         all.extend(walk.order.iter().map(|at| full[*at as usize]));
         all.extend(&rest);
-        walk.shelf.place(items, &all, best) && best.peak <= enough
+        shelf.place(&all, best) && best.peak <= enough
     };
     if improves(&mut walk) || walk.packing.peak <= floor {
         return;
@@ -62,7 +73,7 @@ const PATIENCE: u32 = 60;
 struct Walk<'a> {
     items: &'a [Item],
     floor: u64,
-    shelf: &'a mut Shelf,
+    shelf: Shelf,
     order: Vec<u32>,
     packing: Packing,
     excess: u64,
@@ -71,7 +82,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn start(&mut self) {
-        self.shelf.place(self.items, &self.order, &mut self.packing);
+        self.shelf.place(&self.order, &mut self.packing);
         self.excess = self.excess(&self.packing);
     }
 
@@ -113,7 +124,7 @@ impl Walk<'_> {
             self.swap_beside(next, from);
         }
         trial.peak = self.packing.peak.saturating_add(1);
-        if !self.shelf.place(self.items, next, trial) {
+        if !self.shelf.place(next, trial) {
             return false;
         }
         let excess = self.excess(trial);
@@ -143,7 +154,7 @@ impl Walk<'_> {
             self.swap_beside(&mut order, of);
         }
         self.packing.peak = u64::MAX;
-        self.shelf.place(self.items, &order, &mut self.packing);
+        self.shelf.place(&order, &mut self.packing);
         self.order = order;
         self.excess = self.excess(&self.packing);
     }
