@@ -17,6 +17,7 @@
 //!         width: 128,
 //!         height: 128,
 //!         steps: 8,
+//!         samples: 1,
 //!         text_tokens: 32,
 //!         dtype: DType::BF16,
 //!         hoist: true,
