@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::pack::cache;
 use crate::progress::Bar;
 use crate::runs::{Draft, Recorder};
-use crate::{interrupt, model, out, request, trace};
+use crate::{interrupt, model, out, outputs, request, trace};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let control = interrupt::control();
@@ -177,6 +177,10 @@ fn check_outputs(args: &GenerateArgs, paths: &[PathBuf], computes: bool) -> Resu
         for path in [&args.output].into_iter().chain(paths) {
             check_writable(path).map_err(PipelineError::from)?;
         }
+    }
+    let traced = [&args.trace, &args.save_tensors].into_iter().flatten();
+    for path in paths.iter().chain(traced) {
+        outputs::refuse_taken(path, args)?;
     }
     let others = [("--trace", &args.trace), ("--save-tensors", &args.save_tensors)];
     let mut named: Vec<(&str, &PathBuf)> = paths.iter().map(|path| ("--output", path)).collect();

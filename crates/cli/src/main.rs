@@ -18,6 +18,7 @@ mod inspect;
 mod interrupt;
 mod model;
 mod out;
+mod outputs;
 mod pack;
 mod plan;
 mod probe;

@@ -7,11 +7,12 @@ use plimsoll_pipeline::Assembled;
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
-use crate::{demo, dtypes};
+use crate::{demo, dtypes, request};
 
 /// The pipeline of a run, which is stored as its `--dtype` says.
 pub(crate) fn open(args: &RunArgs) -> Result<Assembled, Failure> {
     let mut assembled = open_named(&args.model, args.transformer.as_deref())?;
+    request::check_text_tokens(args, assembled.defaults())?;
     dtypes::apply(args, &mut assembled)?;
     Ok(assembled)
 }

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         Some(model) => {
             let defaults = published_defaults(&args.model, &model);
+            request::check_text_tokens(args, &defaults)?;
             let request = request::place_request(args, &defaults);
             let shapes = |run: &FluxRun| shapes(&model, run, &args.dtype);
             let machine = executor.machine(args, &shapes(&request.run)?)?;

@@ -16,7 +16,7 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
             height: args.height.unwrap_or(defaults.height),
             steps: args.steps.unwrap_or(defaults.steps),
             samples: args.count,
-            text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens).min(defaults.text_tokens),
+            text_tokens: args.text_tokens.unwrap_or(defaults.text_tokens),
             dtype: args.dtype.run(),
             hoist: args.hoist.is_on(),
             vae_tile: match tiling {
@@ -29,6 +29,20 @@ pub(crate) fn place_request(args: &RunArgs, defaults: &Defaults) -> PlaceRequest
         prefetch: args.prefetch.is_on(),
         saves: false,
         tiling,
+    }
+}
+
+/// Refuses a text that is longer than the model reads.
+///
+/// # Errors
+/// [`Failure::Usage`].
+pub(crate) fn check_text_tokens(args: &RunArgs, defaults: &Defaults) -> Result<(), Failure> {
+    match args.text_tokens {
+        Some(tokens) if tokens > defaults.text_tokens => Err(Failure::Usage(format!(
+            "--text-tokens is {tokens}: {} reads 1 to {}",
+            defaults.name, defaults.text_tokens
+        ))),
+        _ => Ok(()),
     }
 }
 

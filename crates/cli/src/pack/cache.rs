@@ -59,6 +59,14 @@ pub(crate) fn settle(
         let path = path.display().to_string();
         move |cause| Failure::Write { path, cause }
     };
+    let mut assembled = assembled;
+    if path.is_file() {
+        let Err(error) = assembled.replace_transformer(&path) else { return Ok(assembled) };
+        out::notice(&format!(
+            "the packed transformer in the cache is damaged and is packed anew: {error}"
+        ));
+        std::fs::remove_file(&path).map_err(cannot(&path))?;
+    }
     if !path.is_file() {
         check_room(&assembled, args, &path)?;
         std::fs::create_dir_all(&folder).map_err(cannot(&folder))?;
@@ -69,7 +77,6 @@ pub(crate) fn settle(
             write(&assembled, args, &path, control)?;
         }
     }
-    let mut assembled = assembled;
     assembled.replace_transformer(&path)?;
     Ok(assembled)
 }

@@ -12,7 +12,7 @@ mod import;
 mod judge;
 mod list;
 pub(crate) mod machine;
-mod place;
+pub(crate) mod place;
 mod planner;
 mod reason;
 mod recorder;
