@@ -93,7 +93,6 @@ impl Draft {
         // Everything on the card at once is what moving a pipeline there does.
         conditions.pipeline_moved_to_cuda =
             Some(device == "cuda" && args.run.offload == OffloadName::None);
-        conditions.machine = Some(machine::processor());
         conditions.command = Json(command::of(args, None, Some(device), None));
         self.record.load.ram_limit = Some(request::ram_bytes());
     }
@@ -134,9 +133,8 @@ impl Draft {
         let conditions = &mut self.record.conditions;
         let versions = &mut conditions.versions.0;
         versions.insert("arithmetic".to_owned(), machine.arithmetic().to_owned());
-        if let Some(processor) = &mut conditions.machine {
-            *processor = format!("{}; {processor}", machine.name());
-        }
+        // Before that nobody has asked for it: half of a name would differ from every whole one.
+        conditions.machine = Some(format!("{}; {}", machine.name(), self::machine::processor()));
     }
 
     /// There is a proven plan and an arena.
