@@ -1,7 +1,5 @@
 //! Trials that are refused before anything is opened.
 
-#![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
-
 mod support;
 
 use support::Folder;
