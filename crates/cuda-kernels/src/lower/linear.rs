@@ -16,10 +16,10 @@ use crate::shape::{Shape, bound_shapes};
 use crate::task::{Backends, Gemm, GemmActivation, GemmBackend, Matrix, Task, Unsupported};
 
 /// Scratch of the library for a product: a counter of tiles was the most it took.
-const LIBRARY_BYTES: u64 = 256;
+pub(super) const LIBRARY_BYTES: u64 = 256;
 
 /// Alignment of what stands behind it.
-const SCRATCH_ALIGNMENT: u64 = 256;
+pub(super) const SCRATCH_ALIGNMENT: u64 = 256;
 
 /// Who computes what of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

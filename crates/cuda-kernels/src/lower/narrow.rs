@@ -11,18 +11,12 @@ use plimsoll_device::{Mat, Region};
 use plimsoll_graph::{Activation, DType};
 
 use super::light;
-use super::linear::{Layer, Types, matrix};
+use super::linear::{LIBRARY_BYTES, Layer, SCRATCH_ALIGNMENT, Types, matrix};
 use super::product::{is_aligned, number};
 use crate::task::{
     Arg, Backends, Gemm, GemmActivation, GemmBackend, Launch, NarrowBackend, RowScales, Task,
     Unsupported,
 };
-
-/// Scratch of the library for a product.
-const LIBRARY_BYTES: u64 = 256;
-
-/// Alignment of the parts of the scratch.
-const SCRATCH_ALIGNMENT: u64 = 256;
 
 /// Columns and depth are multiples of this: rows of 16 bytes in every operand.
 const SIDE_MULTIPLE: u64 = 16;
