@@ -25,7 +25,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         noise: NoiseSource::F32,
     };
     let begin = Instant::now();
-    let executor = Executor::find(&args.run)?;
+    let executor = Executor::find_for(&args.run, assembled.mappings())?;
     let device = executor.name();
     let device_seconds = begin.elapsed().as_secs_f64();
     assembled.limit_host(request::host_limits(&args.run, &executor));

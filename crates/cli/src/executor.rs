@@ -7,6 +7,7 @@ use plimsoll_device_cuda::loader::LibraryOptions;
 use plimsoll_device_cuda::profile::{CardProfile, ProfileError};
 use plimsoll_device_cuda::{Card, CardOptions, CudaError, CudaMachine};
 use plimsoll_graph::Graph;
+use plimsoll_host::SharedMapping;
 use plimsoll_pipeline::{PipelineError, Target};
 use plimsoll_plan::{Bytes, Line, Machine, PlanError};
 
@@ -30,8 +31,13 @@ pub(crate) enum Executor {
 impl Executor {
     /// The device that carries a run out.
     pub(crate) fn find(args: &RunArgs) -> Result<Self, Failure> {
+        Self::find_for(args, Vec::new())
+    }
+
+    /// As [`Executor::find`], for a run whose weights are in these files.
+    pub(crate) fn find_for(args: &RunArgs, files: Vec<SharedMapping>) -> Result<Self, Failure> {
         match args.device {
-            DeviceName::Auto => match open(args, 0) {
+            DeviceName::Auto => match open(args, 0, files) {
                 Ok(card) => Ok(Self::Cuda(card)),
                 Err(error) => {
                     if error != CudaError::NoDriver {
@@ -40,7 +46,9 @@ impl Executor {
                     Ok(Self::Cpu { workers: request::workers(args)? })
                 }
             },
-            DeviceName::Cuda(index) => open(args, index).map(Self::Cuda).map_err(Failure::Cuda),
+            DeviceName::Cuda(index) => {
+                open(args, index, files).map(Self::Cuda).map_err(Failure::Cuda)
+            }
             DeviceName::Cpu => Ok(Self::Cpu { workers: request::workers(args)? }),
             DeviceName::Sim => Ok(Self::Sim { workers: request::workers(args)? }),
         }
@@ -130,7 +138,11 @@ impl Executor {
 }
 
 /// Opens an NVIDIA card.
-pub(crate) fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
+pub(crate) fn open(
+    args: &RunArgs,
+    index: u32,
+    files: Vec<SharedMapping>,
+) -> Result<Box<Card>, CudaError> {
     let own = args.kernels == KernelsName::Own;
     let libraries = LibraryOptions {
         folders: args.cuda_lib_dir.clone(),
@@ -138,7 +150,7 @@ pub(crate) fn open(args: &RunArgs, index: u32) -> Result<Box<Card>, CudaError> {
         without_cudnn: own,
         ..LibraryOptions::default()
     };
-    let mut options = CardOptions { libraries, ..CardOptions::default() };
+    let mut options = CardOptions { libraries, files, ..CardOptions::default() };
     options.host.register = args.host_tier != HostTierName::Pinned;
     let card = Card::open(index, options)?;
     if !own && card.backends().gemm == GemmBackend::Own {

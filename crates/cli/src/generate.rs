@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use plimsoll_device::Control;
 use plimsoll_models::flux::SAMPLES_MAX;
-use plimsoll_pipeline::{Generated, PipelineError, PlaceRequest, Placed, Prompt, check_writable};
+use plimsoll_pipeline::{
+    Assembled, Generated, PipelineError, PlaceRequest, Placed, Prompt, check_writable,
+};
 use plimsoll_plan::Machine;
 use serde_json::{Value, json};
 
@@ -28,7 +30,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     // From here on nothing takes long, and nothing may be cut short: the picture is there, its record is not.
     interrupt::writing();
     if !recorder.is_on() {
-        return print(args, &made.unwrap_or_else(|bug| resume_unwind(bug))?, None);
+        let made = made.unwrap_or_else(|bug| resume_unwind(bug))?;
+        let printed = print(args, &made, None);
+        std::mem::forget(made);
+        return printed;
     }
     let (record, plan_json) = match &made {
         Ok(made) => draft.end(made.as_ref().err()),
@@ -40,6 +45,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         (Ok(made), run_id) => {
             // What was made is told, whatever became of its record.
             print(args, &made, run_id.as_ref().ok().and_then(Option::as_deref))?;
+            // The system takes all memory back at once when the process ends, sooner than piece by piece.
+            std::mem::forget(made);
             run_id.map(drop)
         }
         (Err(failure), Ok(run_id)) => {
@@ -73,12 +80,12 @@ fn carry_out(
     writes: bool,
 ) -> Result<Made, Failure> {
     let mut paths = output_paths(args)?;
-    let executor = Executor::find(&args.run)?;
+    let Opened { executor, assembled } = Opened::find(args)?;
     draft.on_device(args, executor.name());
     check_outputs(args, &paths, executor.computes() && writes)?;
 
     let Ready { mut placed, machine, prompt, device } =
-        set_up(args, executor, None, control, draft)?;
+        set_up(args, executor, assembled?, None, control, draft)?;
     let machine = machine.as_ref();
     let timeline = placed.simulate(machine);
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
@@ -110,6 +117,22 @@ fn carry_out(
     Ok(Made { placed, generated, paths, model, device, seconds_total })
 }
 
+/// What a run is made of.
+pub(crate) struct Opened {
+    pub(crate) executor: Executor,
+    /// Looked at after the device, whose fault is told first.
+    pub(crate) assembled: Result<Assembled, Failure>,
+}
+
+impl Opened {
+    /// Opens the model, then the device, which tries the model's files while it opens.
+    pub(crate) fn find(args: &GenerateArgs) -> Result<Self, Failure> {
+        let assembled = model::open(&args.run);
+        let files = assembled.as_ref().map(Assembled::mappings).unwrap_or_default();
+        Ok(Self { executor: Executor::find_for(&args.run, files)?, assembled })
+    }
+}
+
 /// A run that only has to be started.
 pub(crate) struct Ready {
     pub(crate) placed: Placed,
@@ -119,16 +142,16 @@ pub(crate) struct Ready {
     pub(crate) device: &'static str,
 }
 
-/// Opens the model and places it, for the machine as it is known already or else as it is found now; `draft` is told of
+/// Places the model, for the machine as it is known already or else as it is found now; `draft` is told of
 /// everything as it becomes known.
 pub(crate) fn set_up(
     args: &GenerateArgs,
     executor: Executor,
+    mut assembled: Assembled,
     known: Option<Arc<dyn Machine>>,
     control: &Control,
     draft: &mut Draft,
 ) -> Result<Ready, Failure> {
-    let mut assembled = model::open(&args.run)?;
     assembled.limit_host(request::host_limits(&args.run, &executor));
     let place = PlaceRequest {
         saves: args.save_tensors.is_some(),

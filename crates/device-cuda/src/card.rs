@@ -30,6 +30,8 @@ pub struct CardOptions {
     pub libraries: LibraryOptions,
     /// What may be used of host memory.
     pub host: HostOptions,
+    /// Files that will be tried as [`Card::try_files`] does, beside the opening, which takes about as long.
+    pub files: Vec<SharedMapping>,
 }
 
 /// A card with everything loaded that programs need, and no arena yet.
@@ -61,6 +63,7 @@ impl Card {
     /// [`CudaError::NoSuchDevice`], [`CudaError::UnsupportedCard`], or the driver's or a library's failure. None
     /// of them panics.
     pub fn open(index: u32, options: CardOptions) -> Result<Self, CudaError> {
+        let CardOptions { libraries: mut library_options, host, files } = options;
         driver::load()?;
         let ordinal = Ordinal::new(index)?;
         let name = ordinal.name()?;
@@ -72,13 +75,20 @@ impl Card {
         let mut meter = Meter::open(&ordinal.bus_id()?);
         let context = Context::new(ordinal)?;
         meter.find_own();
+        // The meter has told its own process from others: from here on a child may have a context as well.
+        let trying = (host.register && !files.is_empty()).then(|| {
+            let (probing, files) = (host.probing.clone(), files);
+            std::thread::spawn(move || drop(probe::fit(&files, index, &probing)))
+        });
         let kernels = Kernels::load(&context, arch)?;
         let streams = [Stream::new(&context)?, Stream::new(&context)?];
         let signals = [signals(&context)?, signals(&context)?];
-        let CardOptions { libraries: mut library_options, host } = options;
         library_options.arch = Some(arch);
         let mut libraries = Libraries::open(&library_options);
         warm_up(&context, &mut libraries, &streams[1])?;
+        // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`; a file
+        // without one is tried again where it is needed.
+        let _tried = trying.map(std::thread::JoinHandle::join);
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
         Ok(Self {

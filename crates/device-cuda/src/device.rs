@@ -134,9 +134,17 @@ impl CudaDevice {
         check_program(program, arena_bytes, &limits)?;
         self.card.context.enter()?;
         let place = Place { base, arena_bytes, step_counter };
-        let Card { kernels, libraries, .. } = &self.card;
-        let prepared = Prepared::new(program, place, kernels, libraries, backends)?;
-        let copies = self.host.prepare(program)?;
+        let Card { kernels, libraries, context, .. } = &self.card;
+        // Libraries choose algorithms on the processor while the driver lends pages.
+        let (prepared, copies) = std::thread::scope(|scope| {
+            let ops = scope.spawn(|| {
+                context.enter()?;
+                Prepared::new(program, place, kernels, libraries, backends)
+            });
+            let copies = self.host.prepare(program);
+            (ops.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), copies)
+        });
+        let (prepared, copies) = (prepared?, copies?);
         self.host.reserve_transfer(prepared.host_bytes);
         let mut transfer = std::ptr::null_mut();
         if let Some(buffer) = self.host.transfer() {

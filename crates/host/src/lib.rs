@@ -35,6 +35,7 @@ mod read_ahead;
 pub use disk::{DiskFiles, Scratch, measure_disk};
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
+pub use guard::let_go;
 pub use plimsoll_weights::FileIdentity;
 pub use read_ahead::{READERS, ReadAhead};
 

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use plimsoll_host::{FileIdentity, HostError, HostFiles};
+use plimsoll_host::{FileIdentity, HostError, HostFiles, SharedMapping, let_go};
 use plimsoll_weights::{Blob, Catalog, Piece, open_folder, open_transformer_file};
 
 fn demo_model() -> PathBuf {
@@ -154,4 +154,40 @@ fn a_change_is_told_before_the_next_run() {
 fn files_are_shared_between_threads() {
     fn is_shareable<T: Send + Sync>() {}
     is_shareable::<HostFiles>();
+}
+
+/// Kilobytes of a mapping's pages that are in this process's page tables.
+#[cfg(target_os = "linux")]
+fn resident_kib(bytes: &[u8]) -> u64 {
+    let first = format!("{:x}-", bytes.as_ptr() as usize);
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let lines = maps.lines().skip_while(|line| !line.starts_with(&first));
+    let rss =
+        lines.map_while(|line| line.strip_prefix("Rss:").map_or(Some(None), |kib| Some(Some(kib))));
+    let kib = rss.flatten().next().unwrap();
+    kib.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn pages_that_are_let_go_come_back_with_their_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = own_copy(folder.path());
+    let mapping = SharedMapping::open(&path).unwrap();
+    let bytes = mapping.bytes();
+    let stored = fs::read(&path).unwrap();
+    assert_eq!(bytes, stored);
+    let all = resident_kib(bytes);
+    assert!(all * 1024 >= stored.len() as u64, "{all} KiB of {} bytes", stored.len());
+    // From the middle of a page to the middle of another: neither of the two goes.
+    let_go(&bytes[100..stored.len() / 2]);
+    let half = resident_kib(bytes);
+    assert!(half < all && half * 1024 >= stored.len() as u64 / 2, "{half} of {all} KiB");
+    let_go(bytes);
+    assert!(resident_kib(bytes) <= 4);
+    assert_eq!(bytes, stored);
+    // What is no mapping is left alone: its pages would come back as zeros.
+    let_go(&stored);
+    assert_eq!(bytes, stored);
+    let_go(&[]);
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use plimsoll_device::{HostRows, WideDType};
 use plimsoll_graph::{DType, Graph};
-use plimsoll_host::HostFiles;
+use plimsoll_host::{HostFiles, SharedMapping};
 use plimsoll_models::{ClipConfig, FluxConfig, FluxModel, FluxRun, T5Config, VaeConfig, flux};
 use plimsoll_weights::{Catalog, Checkpoint, Component, Entry, WeightDType};
 use serde::Deserialize;
@@ -266,6 +266,11 @@ impl Assembled {
     /// The file that changed.
     pub fn recheck(&self) -> Result<(), PipelineError> {
         Ok(self.host.recheck()?)
+    }
+
+    /// The weight files, as they are mapped: what a device is told of that copies from them.
+    pub fn mappings(&self) -> Vec<SharedMapping> {
+        self.host.mappings()
     }
 
     /// The checkpoint: its small files, configurations and catalogs.

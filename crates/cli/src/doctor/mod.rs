@@ -41,7 +41,7 @@ use crate::doctor::evidence::{Component, Evidence, Observed, Place, Predicted};
 use crate::doctor::sampler::Sampler;
 use crate::executor::Executor;
 use crate::failure::Failure;
-use crate::generate::{Ready, set_up};
+use crate::generate::{Opened, Ready, set_up};
 use crate::progress::Bar;
 use crate::runs::{Draft, Recorder};
 use crate::{interrupt, out};
@@ -214,11 +214,11 @@ fn observe(
     watched: Watched,
 ) -> Result<(About, Observed), Failure> {
     let Watched { mut sampler, is_traced, timed } = watched;
-    let executor = Executor::find(&args.run)?;
+    let Opened { executor, assembled } = Opened::find(args)?;
     draft.on_device(args, executor.name());
     let has_own_rates = executor.has_own_rates(&args.run);
     let Ready { mut placed, machine, prompt, device } =
-        set_up(args, executor, timed, control, draft)?;
+        set_up(args, executor, assembled?, timed, control, draft)?;
     let timeline = placed.simulate(machine.as_ref());
     let bar = Bar::new(timeline.computes.iter().map(|(_, end)| *end).collect());
     let generated =

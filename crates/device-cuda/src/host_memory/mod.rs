@@ -236,7 +236,7 @@ impl HostMemory {
         let mut prepared = PreparedCopies::default();
         for copy in &program.copies {
             let (direct, chunks) = (prepared.direct.len(), prepared.chunks.len());
-            prepared.chunks.begin();
+            prepared.chunks.begin(copy.uses < self.options.registered_uses_min);
             for segment in &copy.segments {
                 self.prepare_segment(segment, copy.from_disk, &mut prepared);
             }

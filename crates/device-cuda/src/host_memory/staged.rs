@@ -16,21 +16,22 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use plimsoll_device::{HostDType, cpu};
 use plimsoll_graph::DType;
-use plimsoll_host::{DiskFiles, READERS, Scratch};
+use plimsoll_host::{DiskFiles, READERS, Scratch, let_go};
 
 use super::buffer::HostBuffer;
 use crate::CudaError;
 use crate::driver::{Address, Context, Event, Stream};
 use crate::signals::{lock, sleep_until};
 
-/// Bytes of a window.
-pub(crate) const WINDOW_BYTES: usize = 16 << 20;
+/// Bytes of a window. Small enough that all of them stay in the processor's cache: with windows of 16 MiB the same
+/// readers move a sixth less (`bench/runs/2026-11-30-h200`, 16 cores: 12 readers 48 GB/s, with 4 MiB 60).
+pub(crate) const WINDOW_BYTES: usize = 4 << 20;
 
-/// Windows: 192 MiB in all, enough for every reader to fill one while others are copied.
-const WINDOWS: usize = 12;
+/// Windows: 80 MiB in all, enough for every reader to fill one while others are copied. Pinning takes 0.6 ms a MiB.
+const WINDOWS: usize = 20;
 
-/// Reader threads: one moves some 6 GB/s, so that four gave 23 GB/s of a link of 55 (H200, 16 cores).
-const READERS_MAX: usize = 8;
+/// Reader threads: one moves some 5 GB/s, so that a link of 55 wants more than ten.
+const READERS_MAX: usize = 14;
 
 /// Bytes of one read from the disk.
 const DISK_READ_BYTES: usize = 4 << 20;
@@ -70,6 +71,8 @@ pub(crate) struct Lot<'h> {
     window: usize,
     /// Read from the disk rather than through the mapping.
     from_disk: bool,
+    /// Its pages may leave the page tables afterwards.
+    is_last: bool,
     /// Bytes in the window and the arena.
     bytes: usize,
     /// Place in the arena.
@@ -105,6 +108,8 @@ pub(crate) struct Chunks<'h> {
     chunks: Vec<Range<usize>>,
     /// Bytes taken of the chunk that is being filled.
     filled: usize,
+    /// Of the copy that is being cut.
+    is_last: bool,
 }
 
 impl<'h> Chunks<'h> {
@@ -113,9 +118,10 @@ impl<'h> Chunks<'h> {
         self.chunks.len()
     }
 
-    /// Begins a copy: its chunks hold nothing of another's.
-    pub(crate) fn begin(&mut self) {
+    /// Begins a copy: its chunks hold nothing of another's. `is_last`: what it reads will hardly be read again.
+    pub(crate) fn begin(&mut self, is_last: bool) {
         self.filled = WINDOW_BYTES;
+        self.is_last = is_last;
     }
 
     /// Adds a range, cast where types are given; then its elements (rows, where it is put in 8 bits) lie whole in it.
@@ -142,7 +148,9 @@ impl<'h> Chunks<'h> {
             let elements = room.min(source.len() / wide);
             let (here, after) = source.split_at(elements * wide);
             let bytes = elements * narrow;
-            self.lots.push(Lot { source: here, cast, window: start, from_disk, bytes, target });
+            let is_last = self.is_last;
+            let lot = Lot { source: here, cast, window: start, from_disk, is_last, bytes, target };
+            self.lots.push(lot);
             if let Some(chunk) = self.chunks.last_mut() {
                 chunk.end = self.lots.len();
             }
@@ -256,7 +264,12 @@ impl<'r, 'h> Stager<'r, 'h> {
                             true
                         })?;
                     }
-                    _ => lot.put(lot.source, target),
+                    _ => {
+                        lot.put(lot.source, target);
+                        if lot.is_last {
+                            let_go(lot.source);
+                        }
+                    }
                 }
             }
             lock(&self.state).filled[window] = number + 1;
@@ -343,7 +356,7 @@ mod tests {
             &[(12, HostDType::F32, DType::F32), (WINDOW_BYTES - 256, HostDType::BF16, DType::BF16)],
         ];
         for lots in cases {
-            chunks.begin();
+            chunks.begin(true);
             let first = chunks.len();
             let mut target = 0;
             for (bytes, from, to) in lots {
@@ -378,7 +391,7 @@ mod tests {
             (HostDType::Scales(rows), DType::F32, 4),
         ] {
             let mut chunks = Chunks::default();
-            chunks.begin();
+            chunks.begin(true);
             chunks.add(matrix, Some((from, to)), 0, false);
             let lots = || (0..chunks.len()).flat_map(|chunk| chunks.lots(chunk));
             assert!(lots().all(|lot| lot.source.len().is_multiple_of(30_000)));
