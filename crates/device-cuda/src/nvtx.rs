@@ -1,49 +1,155 @@
 //! Ranges for NVIDIA's profilers: a step of the loop or a phase, a block, an op, a copy.
 //!
-//! A profiler that wants them names its library in `NVTX_INJECTION64_PATH`; `libnvToolsExt` then hands ranges to it.
-//! Without that variable, or without the library, nothing is looked up, nothing is kept and nothing is called. A range
-//! covers the putting of work on a stream; profilers project it onto the work itself.
+//! A profiler that wants them names its library in `NVTX_INJECTION64_PATH`. That library is told where an
+//! application keeps its pointers to the functions of NVTX, and writes its own there; without the variable, nothing
+//! is looked up, nothing is kept and nothing is called. This is the protocol of NVTX 3 (`nvtxDetail/nvtxTypes.h`),
+//! which needs no library of NVTX's: CUDA 13 has none any more.
+//! A range covers the putting of work on a stream; profilers project it onto the work itself.
 //!
-//! Relies on, for soundness: the two functions have had their types since NVTX 1, take a string that lives through
-//! the call, and may be called from any thread.
+//! Relies on, for soundness: functions have the types of NVTX 3, take a string that lives through the call, and may be
+//! called from any thread; the profiler's library stays loaded.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 use plimsoll_device::{Command, Program};
 
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
 type Pop = unsafe extern "C" fn() -> c_int;
+type ExportTable = unsafe extern "C" fn(u32) -> *const c_void;
+type Initialize = unsafe extern "C" fn(ExportTable) -> c_int;
 
 /// Set by a profiler.
 const LISTENER: &str = "NVTX_INJECTION64_PATH";
+/// What its library is called by.
+const INITIALIZE: &[u8] = b"InitializeInjectionNvtx2\0";
 
-/// Names that the library has had.
-const LIBRARIES: [&str; 3] = ["libnvToolsExt.so.1", "libnvToolsExt.so", "nvToolsExt64_1.dll"];
+/// `NVTX_ETID_CALLBACKS`, `NVTX_ETID_VERSIONINFO`.
+const CALLBACKS: u32 = 1;
+const VERSION_INFO: u32 = 3;
+/// `NVTX_CB_MODULE_CORE`: the functions without domains.
+const CORE: c_int = 1;
+/// `NVTX_CBID_CORE_SIZE`, `NVTX_CBID_CORE_RangePushA`, `NVTX_CBID_CORE_RangePop`.
+const CORE_SIZE: usize = 16;
+const RANGE_PUSH: usize = 9;
+const RANGE_POP: usize = 11;
+/// `NVTX_VERSION` of the protocol.
+const VERSION: u32 = 3;
+
+/// Where a profiler writes its functions; null until then.
+static SLOTS: [AtomicPtr<c_void>; CORE_SIZE] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; CORE_SIZE];
+
+/// Addresses of the slots, as the profiler is given them.
+struct Places([*const AtomicPtr<c_void>; CORE_SIZE]);
+
+// SAFETY: addresses of statics.
+unsafe impl Sync for Places {}
+
+static PLACES: Places = {
+    let mut places = [ptr::null(); CORE_SIZE];
+    let mut at = 0;
+    while at < CORE_SIZE {
+        places[at] = &raw const SLOTS[at];
+        at += 1;
+    }
+    Places(places)
+};
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    bytes: usize,
+    table: unsafe extern "C" fn(c_int, *mut *const *const AtomicPtr<c_void>, *mut c_uint) -> c_int,
+}
+
+/// `NvtxExportTableVersionInfo`.
+#[repr(C)]
+struct VersionInfo {
+    bytes: usize,
+    version: u32,
+    reserved: u32,
+    set_version: unsafe extern "C" fn(u32),
+}
+
+static CALLBACK_TABLE: Callbacks = Callbacks { bytes: size_of::<Callbacks>(), table: core_table };
+
+static VERSION_TABLE: VersionInfo = VersionInfo {
+    bytes: size_of::<VersionInfo>(),
+    version: VERSION,
+    reserved: 0,
+    set_version: heed_not,
+};
+
+/// A profiler says its version.
+unsafe extern "C" fn heed_not(_version: u32) {}
+
+/// Tells the profiler of the core functions' slots; other modules have none.
+unsafe extern "C" fn core_table(
+    module: c_int,
+    table: *mut *const *const AtomicPtr<c_void>,
+    size: *mut c_uint,
+) -> c_int {
+    if module != CORE {
+        return 0;
+    }
+    if !table.is_null() {
+        // SAFETY: the profiler gives a place for the table or null.
+        unsafe { *table = PLACES.0.as_ptr() };
+    }
+    if !size.is_null() {
+        // SAFETY: the same for its size.
+        unsafe { *size = CORE_SIZE as c_uint };
+    }
+    1
+}
+
+unsafe extern "C" fn export_table(id: u32) -> *const c_void {
+    match id {
+        CALLBACKS => (&raw const CALLBACK_TABLE).cast(),
+        VERSION_INFO => (&raw const VERSION_TABLE).cast(),
+        _ => ptr::null(),
+    }
+}
 
 #[derive(Debug)]
 struct Nvtx {
     push: Push,
     pop: Pop,
-    _library: Library,
 }
 
 impl Nvtx {
-    fn open() -> Option<Self> {
-        std::env::var_os(LISTENER)?;
-        // SAFETY: the library's initialisers load the profiler that the person has asked for.
-        let library = LIBRARIES.iter().find_map(|name| unsafe { Library::new(name) }.ok())?;
-        // SAFETY: see the head of this file.
-        let push = *unsafe { library.get::<Push>(b"nvtxRangePushA\0") }.ok()?;
-        // SAFETY: as above.
-        let pop = *unsafe { library.get::<Pop>(b"nvtxRangePop\0") }.ok()?;
-        Some(Self { push, pop, _library: library })
-    }
-
+    /// What the profiler of this process listens with.
     fn get() -> Option<&'static Self> {
         static NVTX: OnceLock<Option<Nvtx>> = OnceLock::new();
-        NVTX.get_or_init(Self::open).as_ref()
+        NVTX.get_or_init(|| Self::attach(&std::env::var_os(LISTENER)?)).as_ref()
+    }
+
+    /// Loads a profiler's library and lets it write its functions; `None` if it does not want ranges.
+    fn attach(path: &OsStr) -> Option<Self> {
+        // SAFETY: the library's initialisers load the profiler that the person has asked for.
+        let library = unsafe { Library::new(path) }.ok()?;
+        // Never unloaded: its functions are called until the process ends.
+        let library: &'static Library = Box::leak(Box::new(library));
+        // SAFETY: see the head of this file.
+        let initialize = *unsafe { library.get::<Initialize>(INITIALIZE) }.ok()?;
+        // SAFETY: as above; the table is of this file.
+        if unsafe { initialize(export_table) } == 0 {
+            return None;
+        }
+        let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|at| SLOTS[at].load(Ordering::Acquire));
+        if push.is_null() || pop.is_null() {
+            return None;
+        }
+        Some(Self {
+            // SAFETY: the profiler wrote a function of this type to the slot of this number.
+            push: unsafe { std::mem::transmute::<*mut c_void, Push>(push) },
+            // SAFETY: as above.
+            pop: unsafe { std::mem::transmute::<*mut c_void, Pop>(pop) },
+        })
     }
 
     fn push(&self, name: &CString) {
@@ -151,9 +257,71 @@ fn text(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::path::Path;
+    use std::process::Command as Process;
+
     use super::*;
+
+    /// A profiler that keeps the names of open ranges.
+    const PROFILER: &str = r#"
+        #include <stdint.h>
+        #include <stddef.h>
+        #include <string.h>
+        static int depth, most; static char last[64];
+        static int push(const char *name) { strncpy(last, name, 63); if (++depth > most) most = depth; return depth - 1; }
+        static int pop(void) { return --depth; }
+        int seen(char *name) { strcpy(name, last); return most * 100 + depth; }
+        struct callbacks { size_t bytes; int (*table)(int, void ****, unsigned *); };
+        struct version { size_t bytes; uint32_t version, reserved; void (*set)(uint32_t); };
+        int InitializeInjectionNvtx2(const void *(*get)(uint32_t)) {
+            const struct version *version = get(3);
+            if (version) version->set(3);
+            const struct callbacks *callbacks = get(1);
+            void ***table = NULL; unsigned size = 0;
+            if (get(2) || callbacks->bytes != sizeof *callbacks || callbacks->table(2, &table, &size)) return 0;
+            if (!callbacks->table(1, &table, &size) || size < 12) return 0;
+            *table[9] = (void *)push; *table[11] = (void *)pop;
+            return 1;
+        }"#;
+
+    fn build(folder: &Path) -> std::path::PathBuf {
+        let (source, library) = (folder.join("profiler.c"), folder.join("profiler.so"));
+        std::fs::write(&source, PROFILER).expect("written");
+        let mut cc = Process::new("cc");
+        let made = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
+        assert!(made.status().expect("a C compiler").success());
+        library
+    }
+
+    #[test]
+    fn a_profiler_hears_ranges_that_begin_and_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = build(folder.path());
+        let nvtx = Nvtx::attach(path.as_os_str()).expect("it listens");
+        nvtx.push(&text("step 3"));
+        nvtx.push(&text("double.4/qkv\0cut"));
+        nvtx.pop();
+        // SAFETY: loaded above.
+        let library = unsafe { Library::new(&path) }.expect("loaded");
+        // SAFETY: the function of the source above.
+        let seen = unsafe { library.get::<unsafe extern "C" fn(*mut c_char) -> c_int>(b"seen\0") };
+        let mut name = [0; 64];
+        // SAFETY: as above; 64 bytes are enough for the name.
+        let depths = unsafe { seen.expect("there")(name.as_mut_ptr()) };
+        assert_eq!(depths, 201, "two deep, one left");
+        // SAFETY: a string that ends within the array.
+        let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) };
+        assert_eq!(name.to_str(), Ok("double.4/qkv"));
+        nvtx.pop();
+    }
+
+    #[test]
+    fn a_library_that_is_no_profiler_is_let_be() {
+        assert!(Nvtx::attach(OsStr::new("libm.so.6")).is_none());
+        assert!(Nvtx::attach(OsStr::new("/nonexistent/profiler.so")).is_none());
+    }
 
     #[test]
     fn nobody_listens_here() {
