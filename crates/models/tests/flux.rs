@@ -94,9 +94,10 @@ fn work_of_a_step_is_the_published_one() {
             }
         }
     }
-    // 59.5 and 14.9 TFLOP.
-    assert_eq!(attention, 57 * 4 * 4608 * 4608 * 3072);
-    assert!((59.45e12..59.55e12).contains(&(gemm as f64)), "{gemm}");
+    // 59.5 and 14.9 TFLOP, less what the last block would make of the text, which nobody reads.
+    assert_eq!(attention, (57 * 4608 - 512) * 4 * 4608 * 3072);
+    let left_out = 2 * 512 * (3072 * 12_288 + 15_360 * 3072);
+    assert!((59.45e12..59.55e12).contains(&((gemm + left_out) as f64)), "{gemm}");
 }
 
 #[test]

@@ -106,9 +106,18 @@ fn components(name: &str) {
         },
     )
     .unwrap();
+    let last = format!("transformer.single.{}", model.model().transformer.num_single_layers - 1);
     for (block, op, name) in &points {
         let values = &found[&format!("{block}/{op}")].values;
-        comparison.check(name, values, reference.get(name));
+        let mut expected = reference.get(name);
+        if *name == last {
+            // The text's rows come first, and of the last block nobody reads them: they are not computed.
+            let text = expected.len().saturating_sub(values.len());
+            let width = model.model().transformer.hidden() as usize;
+            assert_eq!(text, run.text_tokens as usize * width);
+            expected = &expected[text..];
+        }
+        comparison.check(name, values, expected);
     }
 
     // The VAE on the reference's last latent: a step of zero length leaves it as it is.

@@ -239,6 +239,10 @@ impl Transformer<'_> {
         let (d, heads, hidden) =
             (self.config.hidden(), self.config.num_attention_heads, self.config.mlp_hidden());
         let x = state.x;
+        // Nobody reads what the last block makes of the text: there its rows are keys and values, and nothing else.
+        let is_last = index + 1 == self.config.num_single_layers;
+        let first = if is_last { self.text_tokens } else { 0 };
+        let wanted = |value: Value| value.slice_rows(first, x.rows - first);
         b.block(state.component, format!("single.{index}"));
         let at = format!("single_transformer_blocks.{index}");
 
@@ -247,19 +251,21 @@ impl Transformer<'_> {
         let m = modulation(row, 0, d);
         let h = b.modulated_norm("norm", x, m.scale, m.shift);
         // One buffer for attention and MLP, so that the projection reads both as one row.
-        let wide = b.buffer("attention|mlp", x.rows, d + hidden, b.dtype(), Dependence::Latent);
+        let wide = b.buffer("attention|mlp", x.rows - first, d + hidden, b.dtype(), Dependence::Latent);
         let up = linear(b, &format!("{at}.proj_mlp"), hidden, d);
         let mlp = wide.slice_cols(d, hidden);
-        b.linear_into("mlp", h, up.weight, up.bias, Activation::GeluTanh, None, mlp);
+        b.linear_into("mlp", wanted(h), up.weight, up.bias, Activation::GeluTanh, None, mlp);
         let parts = ["to_q", "to_k", "to_v"].map(|name| format!("{at}.attn.{name}"));
         let [q, k, v] = &parts;
         let layer = stacked(b, "qkv", &[(q, d), (k, d), (v, d)], d, true);
         let qkv = b.linear("qkv", h, layer.weight, layer.bias, Activation::None);
         self.norm_rope(b, &at, "qk", ["norm_q", "norm_k"], qkv, state.rope);
-        let heads_of = [0, d, 2 * d].map(|col| qkv.slice_cols(col, d));
+        let [q, k, v] = [0, d, 2 * d].map(|col| qkv.slice_cols(col, d));
+        let heads_of = [wanted(q), k, v];
         let attended = wide.slice_cols(0, d);
         b.attention_into("attention", heads_of, heads, self.scale(), false, None, attended);
         let out = linear(b, &format!("{at}.proj_out"), d, d + hidden);
+        let x = wanted(x);
         let residual = Some(Residual { base: x, gate: Some(m.gate) });
         b.linear_into("out", wide, out.weight, out.bias, Activation::None, residual, x);
     }
