@@ -93,12 +93,22 @@ def check_f8():
         codes = torch.full((rows * cols + 512,), 0x7F, dtype=torch.uint8, device="cuda")
         is_vector = all(size % 8 == 0 for size in (cols, stride, skew))
         kernel = "quantize_f8_any" if not is_vector or cols > 16384 else "quantize_f8_4" if cols <= 4096 else "quantize_f8_16"
-        F8.launch(kernel, rows, 128, [x, u32(x.stride(0)), u32(0), scale, codes, u32(cols), None])
+        # Blocks behind the rows' fold a gate that moves with the step into scales and bias of columns.
+        n = [16, 272, 3072][rows % 3]
+        w_scale, bias = matrix(1, n, F32), matrix(1, n, BF16)
+        gate, first, step_bytes = table(5, n, BF16)
+        gated_scale, gated_bias = matrix(1, n, F32, fill=None), matrix(1, n, BF16, fill=None)
+        has_bias = rows != 5
+        F8.launch(kernel, rows + -(-n // 128), 128, [x, u32(x.stride(0)), u32(0), scale, codes, u32(cols), u32(rows), w_scale, first,
+                  u32(step_bytes), bias if has_bias else None, gated_scale, gated_bias, u32(n), STEP])
         most = x.float().abs().amax(1)
         factor = torch.where(most > 0, 448.0 / most, torch.zeros_like(most))
         truth = (x.float() * factor[:, None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
         at = f"{kernel} [{rows},{cols}/{stride}]"
         judge(f"{at} scales", scale, (most / 448.0)[None])
+        judge(f"{at} scales of {n} gated columns", gated_scale, w_scale.double() * gate.double())
+        if has_bias:
+            judge(f"{at} bias of {n} gated columns", gated_bias, bias.double() * gate.double())
         found = codes[: rows * cols].view(rows, cols)
         same = bool((found == truth.view(torch.uint8)).all()) and bool((codes[rows * cols :] == 0x7F).all())
         print(f"{'ok  ' if same else 'FAIL'} {at} codes")

@@ -51,6 +51,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //
 // scale[row] = max|x[row]| / 448, out[row][col] = e4m3(x[row][col] * (448 / max|x[row]|)), nearest, ties to even. A row of
 // zeros has the scale 0 and stays zeros. A block a row, so a row's numbers are its own business.
+//
+// Blocks from `rows` on fold the gate of a residual into what the product multiplies its columns with and adds to them:
+// gated_scale[col] = w_scale[col] * gate[col], gated_bias[col] = bf16(bias[col] * gate[col]).
 
 // Two numbers, `low` in the low byte; what is greater than 448 becomes 448, NaN stays one.
 __device__ __forceinline__ uint32_t f8_pair(float low, float high) {
@@ -103,6 +106,40 @@ __device__ __forceinline__ float factor_of(uint32_t most, float *scale) {
   return size == 0.0f ? 0.0f : __fdiv_rn(448.0f, size);
 }
 
+// What a product of 8 bits does after its sums, by column: `n` bf16 numbers of `gate`, which may move with the step, and of
+// `bias`, which may be absent.
+struct Gate {
+  const float *w_scale;
+  const char *gate, *bias;
+  float *scale;
+  char *gated_bias;
+  uint32_t n;
+
+  // True in a block that stands behind those of the rows.
+  __device__ __forceinline__ bool fold(uint32_t rows) const {
+    if (blockIdx.x < rows) return false;
+    const uint32_t col = (blockIdx.x - rows) * ROW_THREADS + threadIdx.x;
+    if (col < n) {
+      const float factor = bf16_value(reinterpret_cast<const uint16_t *>(gate)[col]);
+      scale[col] = __fmul_rn(w_scale[col], factor);
+      if (bias != nullptr) {
+        const float addend = bf16_value(reinterpret_cast<const uint16_t *>(bias)[col]);
+        reinterpret_cast<uint16_t *>(gated_bias)[col] = bf16_bits(__fmul_rn(addend, factor));
+      }
+    }
+    return true;
+  }
+};
+
+#define QUANTIZE_PARAMETERS                                                                                       \
+  char *x, uint32_t stride, uint32_t step_bytes, float *scale, char *out, uint32_t cols, uint32_t rows,            \
+      const float *w_scale, char *gate, uint32_t gate_step, const char *bias, float *gated_scale, char *gated_bias, \
+      uint32_t n, const uint32_t *step
+
+#define FOLD_GATE                                                                                    \
+  const Gate gated{w_scale, at_step(gate, step, gate_step), bias, gated_scale, gated_bias, n}; \
+  if (gated.fold(rows)) return
+
 // `V` vectors of 8 a thread; rows begin at multiples of 16 bytes.
 template <int V>
 __device__ __forceinline__ void quantize(const char *x, uint32_t stride, float *scale, char *out, uint32_t cols) {
@@ -135,21 +172,21 @@ __device__ __forceinline__ void quantize(const char *x, uint32_t stride, float *
 }
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    quantize_f8_4(char *x, uint32_t stride, uint32_t step_bytes, float *scale, char *out, uint32_t cols,
-                  const uint32_t *step) {
+    quantize_f8_4(QUANTIZE_PARAMETERS) {
+  FOLD_GATE;
   quantize<4>(at_step(x, step, step_bytes), stride, scale, out, cols);
 }
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    quantize_f8_16(char *x, uint32_t stride, uint32_t step_bytes, float *scale, char *out, uint32_t cols,
-                   const uint32_t *step) {
+    quantize_f8_16(QUANTIZE_PARAMETERS) {
+  FOLD_GATE;
   quantize<16>(at_step(x, step, step_bytes), stride, scale, out, cols);
 }
 
 // Any stride, alignment and width; the row is read twice. `cols` is even.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    quantize_f8_any(char *x, uint32_t stride, uint32_t step_bytes, float *scale, char *out, uint32_t cols,
-                    const uint32_t *step) {
+    quantize_f8_any(QUANTIZE_PARAMETERS) {
+  FOLD_GATE;
   const uint16_t *row = reinterpret_cast<const uint16_t *>(at_step(x, step, step_bytes)) + uint64_t(blockIdx.x) * stride;
   uint32_t most = 0;
   for (uint32_t col = threadIdx.x; col < cols; col += ROW_THREADS) most = max(most, row[col] & 0x7fffu);

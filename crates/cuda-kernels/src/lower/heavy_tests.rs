@@ -190,19 +190,40 @@ fn rows_are_quantized_for_products_of_eight_bits_whatever_their_number() {
             for has_residual in [false, true] {
                 let tasks = made(narrow(layer(m, n, k), Activation::None, has_residual), NARROW);
                 let quantize = launch(&tasks[0]);
-                assert_eq!(quantize.grid, [u32::try_from(m).unwrap(), 1, 1]);
+                // The gate is folded by further blocks.
+                let folding = if has_residual { n / 128 } else { 0 };
+                assert_eq!(quantize.grid, [u32::try_from(m + folding).unwrap(), 1, 1]);
                 assert_eq!(quantize.kernel, kernel);
                 let Task::Gemm(gemm) = &tasks[1] else { panic!("{tasks:?}") };
-                let (scales, x8) = (SCRATCH + 256, SCRATCH + 256 + (4 * m).next_multiple_of(256));
-                assert_eq!(gemm.scales, Some(RowScales { a: scales, b: 9 << 34 }));
+                let scales = SCRATCH + 256;
+                let gated = scales + (4 * m).next_multiple_of(256);
+                let x8 = gated + if has_residual { 6 * n } else { 0 };
+                let (b, bias) =
+                    if has_residual { (gated, gated + 4 * n) } else { (9 << 34, 2 << 34) };
+                assert_eq!(gemm.scales, Some(RowScales { a: scales, b }));
+                assert_eq!(gemm.bias, Some(bias));
                 assert!(quantize.args.contains(&Arg::Arena(scales)), "{quantize:?}");
                 assert!(quantize.args.contains(&Arg::Arena(x8)), "{quantize:?}");
                 assert_eq!((gemm.a.offset, gemm.a.dtype, gemm.a.stride), (x8, DType::F8E4M3, k));
                 assert_eq!((gemm.b.offset, gemm.b.dtype), (1 << 34, DType::F8E4M3));
-                assert_eq!(tasks.len(), 2 + usize::from(has_residual));
-                assert_eq!(gemm.out.offset != 3 << 34, has_residual);
+                assert_eq!(tasks.len(), 2);
+                assert_eq!(gemm.out.offset, 3 << 34);
+                assert_eq!(gemm.add, has_residual.then_some(gemm.out));
             }
         }
+    }
+}
+
+#[test]
+fn a_residual_that_the_product_cannot_add_comes_after_it() {
+    let [x, weight, bias, out, gate] = layer(77, 64, 64);
+    let f32 = |mat: Mat| Mat { dtype: DType::F32, ..mat };
+    for (gate, activation) in [(gate, Activation::GeluTanh), (f32(gate), Activation::None)] {
+        let tasks = made(narrow([x, weight, bias, out, gate], activation, true), NARROW);
+        let Task::Gemm(gemm) = &tasks[1] else { panic!("{tasks:?}") };
+        assert_eq!((tasks.len(), gemm.add), (3, None));
+        assert_eq!(gemm.scales.unwrap().b, 9 << 34);
+        assert_eq!(launch(&tasks[0]).grid, [77, 1, 1]);
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Types {
     pub(super) bias: Option<DType>,
     pub(super) activation: Activation,
     pub(super) base: Option<DType>,
-    has_gate: bool,
+    pub(super) gate: Option<DType>,
     pub(super) out: DType,
 }
 
@@ -65,7 +65,10 @@ impl Types {
             bias: bias.as_ref().map(|bias| bias.dtype),
             activation: *activation,
             base: residual.as_ref().map(|residual| residual.base.dtype),
-            has_gate: residual.as_ref().is_some_and(|residual| residual.gate.is_some()),
+            gate: residual
+                .as_ref()
+                .and_then(|residual| residual.gate.as_ref())
+                .map(|gate| gate.dtype),
             out: out.dtype,
         })
     }
@@ -90,7 +93,9 @@ fn route(types: &Types, backends: Backends) -> Route {
     match types.base {
         None if is_fused => Route::Library,
         None => Route::ThenActivation,
-        Some(base) if activation == Activation::None && !types.has_gate && base == types.out => {
+        Some(base)
+            if activation == Activation::None && types.gate.is_none() && base == types.out =>
+        {
             Route::Library
         }
         Some(_) if is_fused => Route::ThenResidual,
@@ -146,7 +151,7 @@ pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsup
     let (first, weight) = match weight_scale {
         None => (None, *stored),
         Some(scale) if narrow::takes(&types, backends) => {
-            return narrow::tasks(&layer(stored), scale, workspace);
+            return narrow::tasks(&layer(stored), &types, scale, workspace);
         }
         Some(scale) => {
             let (launch, unpacked) = unpack(name, stored, scale, workspace)?;

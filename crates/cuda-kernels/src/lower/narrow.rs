@@ -1,6 +1,9 @@
 //! Products of 8-bit operands: rows of `x` to e4m3, each by a scale of its own, then a library's product with the scales
-//! of both operands' rows, then at most one launch for a residual.
+//! of both operands' rows.
 //!
+//! - A residual is added by the product itself, and its gate is folded into the scales of the weight's rows and into the
+//!   bias, by further blocks of the launch that quantizes: `base + gate (s (x w^T) + b)` is `(gate s)(x w^T) + gate b +
+//!   base`. A residual after an activation, or one of other types, is a launch of its own after the product.
 //! - The weight is multiplied as it is stored, so it is neither copied nor unpacked; only `x` takes scratch.
 //! - A row is quantized by its own greatest magnitude, so what a row becomes does not depend on the rows beside it,
 //!   and every number of rows takes this route: the rule of rows.
@@ -47,25 +50,61 @@ pub(super) fn takes(types: &Types, backends: Backends) -> bool {
 /// Where the parts of the scratch are, from its beginning.
 struct Scratch {
     scales: u64,
+    gated_scales: u64,
+    gated_bias: u64,
     quantized: u64,
     product: u64,
     bytes: u64,
 }
 
 impl Scratch {
-    fn new(rows: u64, n: u64, k: u64, has_residual: bool) -> Self {
+    fn new(types: &Types) -> Self {
+        let &Types { rows, n, k, .. } = types;
         let aligned = |bytes: u64| bytes.next_multiple_of(SCRATCH_ALIGNMENT);
+        let residual = Added::of(types);
+        let gated = if residual == Added::Gated { n } else { 0 };
         let scales = LIBRARY_BYTES;
-        let quantized = scales + aligned(rows * DType::F32.bytes());
+        let gated_scales = scales + aligned(rows * DType::F32.bytes());
+        let gated_bias = gated_scales + aligned(gated * DType::F32.bytes());
+        let quantized = gated_bias + aligned(gated * DType::BF16.bytes());
         let product = quantized + aligned(rows * k);
-        let product_bytes = if has_residual { rows * n * DType::BF16.bytes() } else { 0 };
-        Self { scales, quantized, product, bytes: product + aligned(product_bytes) }
+        let is_after = residual == Added::After;
+        let product_bytes = if is_after { rows * n * DType::BF16.bytes() } else { 0 };
+        let bytes = product + aligned(product_bytes);
+        Self { scales, gated_scales, gated_bias, quantized, product, bytes }
+    }
+}
+
+/// How a residual is added; a function of types, so that it is one for every number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Added {
+    /// There is none.
+    None,
+    /// By the product.
+    Plain,
+    /// By the product, the gate folded into its scales and bias.
+    Gated,
+    /// By a launch after it.
+    After,
+}
+
+impl Added {
+    fn of(types: &Types) -> Self {
+        let is_fused = types.activation == Activation::None
+            && types.base == Some(types.out)
+            && types.gate.is_none_or(|gate| gate == DType::BF16);
+        match (types.base, types.gate) {
+            (None, _) => Self::None,
+            (Some(_), _) if !is_fused => Self::After,
+            (Some(_), None) => Self::Plain,
+            (Some(_), Some(_)) => Self::Gated,
+        }
     }
 }
 
 /// Scratch of such a layer: its library's, `x` in 8 bits with a scale a row, and its product where a residual follows.
 pub(super) fn scratch_bytes(types: &Types) -> u64 {
-    Scratch::new(types.rows, types.n, types.k, types.base.is_some()).bytes
+    Scratch::new(types).bytes
 }
 
 /// The tasks of a layer that [`takes`] has accepted.
@@ -75,6 +114,7 @@ pub(super) fn scratch_bytes(types: &Types) -> u64 {
 /// library does not take.
 pub(super) fn tasks(
     layer: &Layer<'_>,
+    types: &Types,
     scale: &Mat,
     workspace: Region,
 ) -> Result<Vec<Task>, Unsupported> {
@@ -89,18 +129,28 @@ pub(super) fn tasks(
     if !fits {
         return Err(unsupported("an 8-bit weight and scales of these shapes"));
     }
-    let scratch = Scratch::new(rows, n, k, residual.is_some());
+    let (scratch, added) = (Scratch::new(types), Added::of(types));
     if workspace.bytes < scratch.bytes {
         return Err(unsupported("no room for its operand in 8 bits"));
     }
     let at = |part: u64| workspace.offset + part;
-    let written = residual.is_none().then_some(out);
-    let suits = [Some(weight), Some(scale), bias, written]
+    let base = residual.as_ref().map(|residual| &residual.base);
+    let gate = residual.as_ref().and_then(|residual| residual.gate.as_ref());
+    let is_after = added == Added::After;
+    let by_product = [Some(out), base].map(|mat| mat.filter(|_| !is_after));
+    let suits = [Some(weight), Some(scale), bias]
+        .into_iter()
+        .chain(by_product)
         .into_iter()
         .flatten()
         .all(|mat| is_aligned(mat) && mat.step_bytes == 0);
     if !suits {
         return Err(unsupported("an 8-bit product at addresses that are not multiples of 16"));
+    }
+    if gate.is_some_and(|gate| (gate.rows, gate.cols) != (1, n))
+        || base.is_some_and(|base| (base.rows, base.cols) != (rows, n))
+    {
+        return Err(unsupported("a residual of this shape"));
     }
     let dense = |offset: u64, cols: u64, dtype: DType| Mat {
         offset,
@@ -111,50 +161,89 @@ pub(super) fn tasks(
         step_bytes: 0,
     };
     let quantized = dense(at(scratch.quantized), k, DType::F8E4M3);
-    let product = match residual {
-        Some(_) => dense(at(scratch.product), n, DType::BF16),
-        None => *out,
+    let product = if is_after { dense(at(scratch.product), n, DType::BF16) } else { *out };
+    let fold = gate.filter(|_| added == Added::Gated).map(|gate| Fold {
+        scale,
+        gate,
+        bias,
+        gated_scales: at(scratch.gated_scales),
+        gated_bias: at(scratch.gated_bias),
+    });
+    let first = quantize(name, x, at(scratch.scales), &quantized, fold.as_ref())?;
+    let (scales, bias) = match &fold {
+        Some(fold) => (fold.gated_scales, bias.map(|_| fold.gated_bias)),
+        None => (scale.offset, bias.map(|bias| bias.offset)),
     };
-    let first = quantize(name, x, at(scratch.scales), &quantized)?;
     let gemm = Gemm {
         a: matrix(&quantized),
         b: matrix(weight),
-        scales: Some(RowScales { a: at(scratch.scales), b: scale.offset }),
-        bias: bias.map(|bias| bias.offset),
+        scales: Some(RowScales { a: at(scratch.scales), b: scales }),
+        bias,
         activation: match activation {
             Activation::GeluTanh => GemmActivation::GeluTanh,
             _ => GemmActivation::None,
         },
-        add: None,
+        add: base.filter(|_| !is_after).map(matrix),
         out: matrix(&product),
         workspace: Region { offset: workspace.offset, bytes: LIBRARY_BYTES },
     };
-    let after = residual.as_ref().map(|residual| {
-        light::gated_residual(name, &residual.base, &product, residual.gate.as_ref(), out)
-    });
+    let after = base
+        .filter(|_| is_after)
+        .map(|base| light::gated_residual(name, base, &product, gate, out));
     let after = after.transpose()?.map(Task::Launch);
     Ok([Task::Launch(first), Task::Gemm(gemm)].into_iter().chain(after).collect())
 }
 
-/// Rows of `x` to 8 bits, and a scale for each.
-fn quantize(name: &str, x: &Mat, scales: u64, out: &Mat) -> Result<Launch, Unsupported> {
+/// A gate that is folded into scales and bias.
+struct Fold<'a> {
+    scale: &'a Mat,
+    gate: &'a Mat,
+    bias: Option<&'a Mat>,
+    /// Byte offsets of what becomes of them.
+    gated_scales: u64,
+    gated_bias: u64,
+}
+
+/// Rows of `x` to 8 bits, and a scale for each; further blocks fold the gate.
+fn quantize(
+    name: &str,
+    x: &Mat,
+    scales: u64,
+    out: &Mat,
+    fold: Option<&Fold<'_>>,
+) -> Result<Launch, Unsupported> {
     let is_vector = x.cols.is_multiple_of(VECTOR) && is_aligned(x);
     let vectors = x.cols.div_ceil(VECTOR * u64::from(THREADS));
     let in_registers = ROW_KERNELS.iter().find(|(_, most)| is_vector && vectors <= *most);
     let kernel = in_registers.map_or("quantize_f8_any", |(kernel, _)| kernel);
+    let columns = fold.map_or(0, |fold| fold.gate.cols);
+    let moves = fold.is_some_and(|fold| fold.gate.step_bytes != 0) || x.step_bytes != 0;
+    let folded = match fold {
+        Some(fold) => [
+            Arg::Arena(fold.scale.offset),
+            Arg::Arena(fold.gate.offset),
+            Arg::U32(number(name, fold.gate.step_bytes)?),
+            fold.bias.map_or(Arg::Null, |bias| Arg::Arena(bias.offset)),
+            Arg::Arena(fold.gated_scales),
+            Arg::Arena(fold.gated_bias),
+        ],
+        None => [Arg::Null, Arg::Null, Arg::U32(0), Arg::Null, Arg::Null, Arg::Null],
+    };
+    let rows = [
+        Arg::Arena(x.offset),
+        Arg::U32(number(name, x.stride)?),
+        Arg::U32(number(name, x.step_bytes)?),
+        Arg::Arena(scales),
+        Arg::Arena(out.offset),
+        Arg::U32(number(name, x.cols)?),
+        Arg::U32(number(name, x.rows)?),
+    ];
+    let last = [Arg::U32(number(name, columns)?), if moves { Arg::Step } else { Arg::Null }];
     Ok(Launch {
         kernel,
-        grid: [number(name, x.rows)?, 1, 1],
+        grid: [number(name, x.rows + columns.div_ceil(u64::from(THREADS)))?, 1, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
-        args: vec![
-            Arg::Arena(x.offset),
-            Arg::U32(number(name, x.stride)?),
-            Arg::U32(number(name, x.step_bytes)?),
-            Arg::Arena(scales),
-            Arg::Arena(out.offset),
-            Arg::U32(number(name, x.cols)?),
-            if x.step_bytes == 0 { Arg::Null } else { Arg::Step },
-        ],
+        args: rows.into_iter().chain(folded).chain(last).collect(),
     })
 }

@@ -145,7 +145,8 @@ impl Libraries {
     /// Names and versions of the libraries in use, part of a plan's arithmetic.
     pub fn arithmetic(&self) -> String {
         let lt = self.lt.as_ref().map(|lt| {
-            let narrow = if lt.has_f8_rows() { " f8" } else { "" };
+            // With gates that are folded into the product: before, residuals were added to what it had rounded.
+            let narrow = if lt.has_f8_rows() { " f8 gated" } else { "" };
             format!(" cublaslt {}{narrow}", lt.version())
         });
         let dnn = self.dnn.as_ref().map(|dnn| format!(" cudnn {}", dnn.version()));

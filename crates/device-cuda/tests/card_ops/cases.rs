@@ -315,9 +315,13 @@ pub(crate) fn narrow_products(cases: &mut Vec<(Case, Case)>) {
         (33, 768, 80, 1),
         (20, 64, 16400, 0),
     ] {
-        for (activation, gated) in
-            [(Activation::None, None), (Activation::GeluTanh, None), (Activation::None, Some(true))]
-        {
+        for (activation, gated) in [
+            (Activation::None, None),
+            (Activation::GeluTanh, None),
+            (Activation::None, Some(true)),
+            (Activation::None, Some(false)),
+            (Activation::GeluTanh, Some(true)),
+        ] {
             seed += 1;
             let make = |is_reference: bool| {
                 let mut m = Maker::new(seed);
