@@ -102,7 +102,8 @@ def check_f8():
         F8.launch(kernel, rows + -(-n // 128), 128, [x, u32(x.stride(0)), u32(0), scale, codes, u32(cols), u32(rows), w_scale, first,
                   u32(step_bytes), bias if has_bias else None, gated_scale, gated_bias, u32(n), STEP])
         most = x.float().abs().amax(1)
-        factor = torch.where(most > 0, 448.0 / most, torch.zeros_like(most))
+        # A number over a tensor is the reciprocal times the number in torch, rounded twice.
+        factor = torch.where(most > 0, torch.full_like(most, 448.0) / most, torch.zeros_like(most))
         truth = (x.float() * factor[:, None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
         at = f"{kernel} [{rows},{cols}/{stride}]"
         judge(f"{at} scales", scale, (most / 448.0)[None])

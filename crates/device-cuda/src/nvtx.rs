@@ -30,30 +30,37 @@ const INITIALIZE: &[u8] = b"InitializeInjectionNvtx2\0";
 /// `NVTX_ETID_CALLBACKS`, `NVTX_ETID_VERSIONINFO`.
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
-/// `NVTX_CB_MODULE_CORE`: the functions without domains.
-const CORE: c_int = 1;
-/// `NVTX_CBID_CORE_SIZE`, `NVTX_CBID_CORE_RangePushA`, `NVTX_CBID_CORE_RangePop`.
-const CORE_SIZE: usize = 16;
+/// Functions of each `NvtxCallbackModule`, one more than there are: number 0 is none. A profiler may ask for all of
+/// them; those of [`CORE`], without domains, are called.
+const MODULES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
+/// The largest of them.
+const FUNCTIONS_MAX: usize = 16;
+/// `NVTX_CB_MODULE_CORE`.
+const CORE: usize = 1;
+/// `NVTX_CBID_CORE_RangePushA`, `NVTX_CBID_CORE_RangePop`.
 const RANGE_PUSH: usize = 9;
 const RANGE_POP: usize = 11;
 /// `NVTX_VERSION` of the protocol.
 const VERSION: u32 = 3;
 
 /// Where a profiler writes its functions; null until then.
-static SLOTS: [AtomicPtr<c_void>; CORE_SIZE] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; CORE_SIZE];
+static SLOTS: [Slots; MODULES.len()] =
+    [const { [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS_MAX] }; MODULES.len()];
+
+type Slots = [AtomicPtr<c_void>; FUNCTIONS_MAX];
 
 /// Addresses of the slots, as the profiler is given them.
-struct Places([*const AtomicPtr<c_void>; CORE_SIZE]);
+struct Places([[*const AtomicPtr<c_void>; FUNCTIONS_MAX]; MODULES.len()]);
 
 // SAFETY: addresses of statics.
 unsafe impl Sync for Places {}
 
 static PLACES: Places = {
-    let mut places = [ptr::null(); CORE_SIZE];
+    let mut places = [[ptr::null(); FUNCTIONS_MAX]; MODULES.len()];
     let mut at = 0;
-    while at < CORE_SIZE {
-        places[at] = &raw const SLOTS[at];
+    while at < MODULES.len() * FUNCTIONS_MAX {
+        let (module, function) = (at / FUNCTIONS_MAX, at % FUNCTIONS_MAX);
+        places[module][function] = &raw const SLOTS[module][function];
         at += 1;
     }
     Places(places)
@@ -75,7 +82,7 @@ struct VersionInfo {
     set_version: unsafe extern "C" fn(u32),
 }
 
-static CALLBACK_TABLE: Callbacks = Callbacks { bytes: size_of::<Callbacks>(), table: core_table };
+static CALLBACK_TABLE: Callbacks = Callbacks { bytes: size_of::<Callbacks>(), table: module_table };
 
 static VERSION_TABLE: VersionInfo = VersionInfo {
     bytes: size_of::<VersionInfo>(),
@@ -87,22 +94,25 @@ static VERSION_TABLE: VersionInfo = VersionInfo {
 /// A profiler says its version.
 unsafe extern "C" fn heed_not(_version: u32) {}
 
-/// Tells the profiler of the core functions' slots; other modules have none.
-unsafe extern "C" fn core_table(
+/// Tells the profiler of a module's slots.
+unsafe extern "C" fn module_table(
     module: c_int,
     table: *mut *const *const AtomicPtr<c_void>,
     size: *mut c_uint,
 ) -> c_int {
-    if module != CORE {
+    let found = usize::try_from(module).ok().filter(|module| *module > 0);
+    let (Some(places), Some(functions)) =
+        (found.and_then(|at| PLACES.0.get(at)), found.and_then(|at| MODULES.get(at)))
+    else {
         return 0;
-    }
+    };
     if !table.is_null() {
         // SAFETY: the profiler gives a place for the table or null.
-        unsafe { *table = PLACES.0.as_ptr() };
+        unsafe { *table = places.as_ptr() };
     }
     if !size.is_null() {
         // SAFETY: the same for its size.
-        unsafe { *size = CORE_SIZE as c_uint };
+        unsafe { *size = *functions as c_uint };
     }
     1
 }
@@ -140,7 +150,7 @@ impl Nvtx {
         if unsafe { initialize(export_table) } == 0 {
             return None;
         }
-        let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|at| SLOTS[at].load(Ordering::Acquire));
+        let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|at| SLOTS[CORE][at].load(Ordering::Acquire));
         if push.is_null() || pop.is_null() {
             return None;
         }
@@ -280,7 +290,8 @@ mod tests {
             if (version) version->set(3);
             const struct callbacks *callbacks = get(1);
             void ***table = NULL; unsigned size = 0;
-            if (get(2) || callbacks->bytes != sizeof *callbacks || callbacks->table(2, &table, &size)) return 0;
+            if (get(2) || callbacks->bytes != sizeof *callbacks || callbacks->table(7, &table, &size)) return 0;
+            if (!callbacks->table(5, &table, &size) || size != 16 || !table[4]) return 0;
             if (!callbacks->table(1, &table, &size) || size < 12) return 0;
             *table[9] = (void *)push; *table[11] = (void *)pop;
             return 1;

@@ -141,7 +141,6 @@ pub(super) fn tasks(
     let suits = [Some(weight), Some(scale), bias]
         .into_iter()
         .chain(by_product)
-        .into_iter()
         .flatten()
         .all(|mat| is_aligned(mat) && mat.step_bytes == 0);
     if !suits {
