@@ -23,11 +23,10 @@ __device__ __forceinline__ void gemm(GEMM_PARAMETERS) {
 template <class T>
 __device__ __forceinline__ void conv(CONV_PARAMETERS) {
     const Epilogue e = {bias, nullptr, base, out, base_stride, out_stride, n, flags};
-    const uint32_t rows = (height << shift) * (width << shift);
     uint32_t tile_m, tile_n;
     place_tile(blockIdx.x, (rows + T::BM - 1) / T::BM, (n + T::BN - 1) / T::BN, tile_m, tile_n);
     PixelCopy<T::BM, T::THREADS> left(reinterpret_cast<const uint16_t*>(x), x_stride, height, width, shift, channels,
-                                      tile_m * T::BM);
+                                      first + tile_m * T::BM, first + rows);
     RowCopy<T::BN, T::THREADS> right(reinterpret_cast<const uint16_t*>(w), w_stride, tile_n * T::BN, n);
     product_wide<T>(left, right, e, shared, 9 * channels, tile_m * T::BM, rows, tile_n * T::BN);
 }

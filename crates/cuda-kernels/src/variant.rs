@@ -63,7 +63,7 @@ impl Arch {
         // Where the kernels' parameters have the result's rows and columns.
         let (is_gemm, rows, cols) = match launch.kernel {
             "gemm_128x128" => (true, number(15), number(16)),
-            "conv_128x128" => (false, (number(2) * number(3)) << (2 * number(4)), number(13)),
+            "conv_128x128" => (false, number(6), number(15)),
             // Blocks of as many queries: the same grid.
             "attention_128" => {
                 let (kernel, block) = ("attention_128_hopper", [256, 1, 1]);

@@ -258,6 +258,7 @@ fn pictures(act: DType, tag: &str, report: Report<'_>) {
             height: side,
             width: side,
             upscale,
+            margin: [0, 0],
             weight,
             bias,
             residual: None,

@@ -104,6 +104,7 @@ fn a_convolution_stops_between_tiles() {
         height: 512,
         width: 512,
         upscale: 1,
+        margin: [0, 0],
         weight: places.mat(512, 512 * 9),
         bias: places.mat(1, 512),
         residual: None,

@@ -62,6 +62,7 @@ fn a_run_takes_nothing_from_the_heap() {
             height: 32,
             width: 32,
             upscale: 1,
+            margin: [0, 0],
             weight: kernel.mat,
             bias: vector.mat,
             residual: None,

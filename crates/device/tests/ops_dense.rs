@@ -281,6 +281,7 @@ fn conv(case: &ConvCase, seed: u64) {
         height,
         width,
         upscale,
+        margin: [0, 0],
         weight: weight.mat,
         bias: bias.mat,
         residual: residual.map(|_| other.mat),

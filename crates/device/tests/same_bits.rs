@@ -216,6 +216,7 @@ fn workers_do_not_change_bits() {
             height: 32,
             width: 32,
             upscale: 2,
+            margin: [0, 0],
             weight: kernel.mat,
             bias: vector.mat,
             residual: None,

@@ -429,57 +429,6 @@ impl<'a> Builder<'a> {
     pub fn euler(&mut self, name: &str, latent: Value, velocity: Value, dsigma: Value) {
         self.push(name, OpKind::Euler { latent, velocity, dsigma });
     }
-
-    /// Packed tokens to latent pixels, `x / scale + shift`.
-    pub fn unpatchify(
-        &mut self,
-        name: &str,
-        x: Value,
-        [height, width]: [u64; 2],
-        scale: f32,
-        shift: f32,
-    ) -> Value {
-        let out = self.result(name, height * width, x.cols / 4, &[x]);
-        self.push(name, OpKind::Unpatchify { x, height, width, scale, shift, out });
-        out
-    }
-
-    /// GroupNorm, with SiLU where asked.
-    pub fn group_norm(
-        &mut self,
-        name: &str,
-        x: Value,
-        weight: WeightId,
-        bias: WeightId,
-        groups: u64,
-        silu: bool,
-    ) -> Value {
-        let out = self.result(name, x.rows, x.cols, &[x]);
-        let eps = 1e-6;
-        self.push(name, OpKind::GroupNorm { x, weight, bias, groups, eps, silu, out });
-        out
-    }
-
-    /// 3x3 convolution of the input enlarged `upscale` times, stored as `dtype`.
-    #[expect(clippy::too_many_arguments, reason = "each is an operand of the one op")]
-    pub fn conv3x3(
-        &mut self,
-        name: &str,
-        x: Value,
-        [height, width]: [u64; 2],
-        upscale: u64,
-        weight: WeightId,
-        bias: WeightId,
-        residual: Option<Value>,
-        dtype: DType,
-    ) -> Value {
-        let cols = self.weights[weight.index()].rows;
-        let rows = x.rows.saturating_mul(upscale * upscale);
-        let dependence = self.tensors[x.tensor.index()].dependence;
-        let out = self.buffer(name, rows, cols, dtype, dependence);
-        self.push(name, OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out });
-        out
-    }
 }
 
 /// Table positions are far below `u32::MAX`; a trace that is not would exhaust memory first.

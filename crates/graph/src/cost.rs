@@ -305,16 +305,31 @@ impl Op {
                     format!("{} channels in {groups} groups", x.cols)
                 })
             }
-            OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } => {
+            OpKind::Conv3x3 {
+                x,
+                height,
+                width,
+                upscale,
+                margin: [above, below],
+                weight,
+                bias,
+                residual,
+                out,
+            } => {
                 self.weight_is(graph, "weight", weight, out.cols, 9 * x.cols)?;
                 self.weight_is(graph, "bias", bias, 1, out.cols)?;
                 if let Some(residual) = residual {
                     self.same("residual, out", residual, out)?;
                 }
+                let seen = above.saturating_add(*below).saturating_mul(*width);
                 let fits = matches!(upscale, 1 | 2)
+                    && matches!((above, below), (0 | 1, 0 | 1))
                     && x.rows == height * width
-                    && out.rows == x.rows * upscale * upscale;
-                self.require(fits, || format!("{} pixels to {}", x.rows, out.rows))
+                    && x.rows > seen
+                    && out.rows == (x.rows - seen) * upscale * upscale;
+                self.require(fits, || {
+                    format!("{} pixels, {seen} of them seen only, to {}", x.rows, out.rows)
+                })
             }
             OpKind::Tile(op) => match op.misfit(graph) {
                 None => Ok(()),

@@ -14,8 +14,10 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod builder;
 mod builder_adapters;
+mod builder_pixels;
 mod builder_planned;
 mod builder_tiles;
 mod builder_weights;
@@ -28,6 +30,7 @@ mod op;
 mod planned;
 mod tiles;
 
+pub use access::Access;
 pub use builder::{Builder, PhaseSpec, Value};
 pub use builder_planned::ConvShape;
 pub use dtype::DType;
@@ -38,6 +41,6 @@ pub use graph::{
     Weight, WeightId,
 };
 pub use lower::LowerOptions;
-pub use op::{Access, Activation, Norm, Op, OpKind, RelativeBias, Residual};
+pub use op::{Activation, Norm, Op, OpKind, RelativeBias, Residual};
 pub use planned::PlannedOp;
 pub use tiles::{Fade, TileOp};

@@ -4,6 +4,7 @@
 //! residual), not in a compiler. An op is generic over its operands: [`View`] and [`WeightId`] in a graph,
 //! addresses once a plan has placed them.
 
+use crate::access::{Access, READ, UPDATE, WRITE};
 use crate::graph::{InputId, OutputId, TableId, View, WeightId};
 use crate::planned::PlannedOp;
 use crate::tiles::TileOp;
@@ -275,6 +276,8 @@ pub enum OpKind<V = View, W = WeightId> {
         out: V,
     },
     /// 3x3 convolution, stride 1, zero padding 1, of the input enlarged `upscale` times (nearest).
+    ///
+    /// Rule of rows: a pixel of `out` has the same bits whatever band of the picture is computed with it.
     Conv3x3 {
         /// `[height * width, in]`.
         x: V,
@@ -284,13 +287,16 @@ pub enum OpKind<V = View, W = WeightId> {
         width: u64,
         /// 1 or 2.
         upscale: u64,
+        /// Rows of `x` above and below the others, 0 or 1 each, that are seen and have no result: of a band of a
+        /// picture, where zeros are seen past the picture's own edges only.
+        margin: [u64; 2],
         /// `[out, in * 9]`, column `c * 9 + ky * 3 + kx`.
         weight: W,
         /// `[1, out]`.
         bias: W,
-        /// Added last; same shape as `out`.
+        /// Added last; same shape as `out`, and may be the very place.
         residual: Option<V>,
-        /// `[height * width * upscale^2, out]`.
+        /// `[(height - margin[0] - margin[1]) * width * upscale^2, out]`.
         out: V,
     },
     /// An op of a picture that is decoded in tiles.
@@ -298,19 +304,6 @@ pub enum OpKind<V = View, W = WeightId> {
     /// An op that can be planned and that no device runs yet.
     Planned(PlannedOp<V, W>),
 }
-
-/// How an op uses an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The op reads it.
-    pub reads: bool,
-    /// The op writes it.
-    pub writes: bool,
-}
-
-pub(crate) const READ: Access = Access { reads: true, writes: false };
-pub(crate) const WRITE: Access = Access { reads: false, writes: true };
-pub(crate) const UPDATE: Access = Access { reads: true, writes: true };
 
 /// A named op.
 #[derive(Clone, Debug, PartialEq)]
@@ -457,12 +450,13 @@ impl<V, W> OpKind<V, W> {
                 silu: *silu,
                 out: view(out, WRITE),
             },
-            Self::Conv3x3 { x, height, width, upscale, weight: w, bias, residual, out } => {
+            Self::Conv3x3 { x, height, width, upscale, margin, weight: w, bias, residual, out } => {
                 OpKind::Conv3x3 {
                     x: view(x, READ),
                     height: *height,
                     width: *width,
                     upscale: *upscale,
+                    margin: *margin,
                     weight: weight(w),
                     bias: weight(bias),
                     residual: residual.as_ref().map(|residual| view(residual, READ)),

@@ -4,8 +4,8 @@
 //! timed from their names. No device carries them out: each refuses them by name. An op that gets its kernels moves to
 //! [`crate::OpKind`].
 
+use crate::access::{Access, READ, UPDATE, WRITE};
 use crate::graph::{Graph, View, WeightId};
-use crate::op::{Access, READ, UPDATE, WRITE};
 
 /// Kind and operands of an op that no device runs yet; see [`crate::OpKind`] for how shapes are given.
 #[derive(Clone, Debug, PartialEq)]

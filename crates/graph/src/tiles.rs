@@ -4,8 +4,8 @@
 //! add up to 1. The picture begins as zeros and takes one tile after the other, so that no tile is kept.
 
 use crate::DType;
+use crate::access::{Access, READ, UPDATE, WRITE};
 use crate::graph::{Graph, View};
-use crate::op::{Access, READ, UPDATE, WRITE};
 
 /// Which pixels of a tile count along one side, and how they pass into its neighbours.
 ///

@@ -33,7 +33,9 @@ fn may_hold_result(kind: &OpKind) -> Option<usize> {
         | OpKind::Activate { .. }
         | OpKind::Norm { .. }
         | OpKind::GroupNorm { .. } => Some(0),
-        OpKind::Linear { residual: Some(_), .. } => Some(1),
+        OpKind::Linear { residual: Some(_), .. } | OpKind::Conv3x3 { residual: Some(_), .. } => {
+            Some(1)
+        }
         _ => None,
     }
 }

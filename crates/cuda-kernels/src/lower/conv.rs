@@ -37,15 +37,20 @@ pub(super) fn workspace_bytes(op: &OpKind<Shape, Shape>, _backends: Backends) ->
 
 pub(super) fn tasks(op: &BoundOp, _backends: Backends) -> Result<Vec<Task>, Unsupported> {
     let name = op.op.name.as_str();
-    let OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } = &op.op.kind
+    let OpKind::Conv3x3 { x, height, width, upscale, margin, weight, bias, residual, out } =
+        &op.op.kind
     else {
         return Err(Unsupported { what: name.to_owned() });
     };
     let operands: Vec<&Mat> = [x, weight, bias, out].into_iter().chain(residual).collect();
     require_plain(name, &operands)?;
     let (channels, out_channels) = (x.cols, weight.rows);
-    let pixels = height * width * upscale * upscale;
+    // Of the enlarged input: where the result begins, and how many pixels it has.
+    let first = margin[0] * width * upscale * upscale;
+    let pixels = height.saturating_sub(margin[0] + margin[1]) * width * upscale * upscale;
     let fits = x.rows == height * width
+        && margin.iter().all(|rows| *rows <= 1)
+        && pixels > 0
         && weight.cols == 9 * channels
         && bias.rows == 1
         && bias.cols == out_channels
@@ -97,6 +102,8 @@ pub(super) fn tasks(op: &BoundOp, _backends: Backends) -> Result<Vec<Task>, Unsu
             size(*height)?,
             size(*width)?,
             Arg::U32(u32::from(*upscale == 2)),
+            size(first)?,
+            size(pixels)?,
             size(channels)?,
             Arg::Arena(ordered.offset),
             size(ordered.stride)?,

@@ -446,6 +446,7 @@ fn conv(
         height,
         width,
         upscale,
+        margin: [0, 0],
         weight: mat(1 << 34, out, 9 * channels, dtype),
         bias: mat(2 << 34, 1, out, dtype),
         residual: (out > 3).then_some(mat(3 << 34, pixels, out, dtype)),

@@ -148,6 +148,7 @@ pub(super) fn convolution(effort: &Effort) -> OpKind<Mat, Mat> {
         height: side,
         width: side,
         upscale: 1,
+        margin: [0, 0],
         weight: mat(0, channels, 9 * channels),
         bias: mat(0, 1, channels),
         residual: None,

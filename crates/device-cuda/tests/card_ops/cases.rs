@@ -443,6 +443,7 @@ pub(crate) fn convs(cases: &mut Vec<Case>, seed: &mut u64) {
             height,
             width,
             upscale,
+            margin: [0, 0],
             weight: weight.mat,
             bias: bias.mat,
             residual: base,

@@ -117,6 +117,8 @@ pub(crate) struct Conv<'a> {
     pub(crate) height: usize,
     pub(crate) width: usize,
     pub(crate) upscale: usize,
+    /// Rows of the input above and below the others that are only seen.
+    pub(crate) margin: [usize; 2],
     /// `[out channels, channels * 9]`.
     pub(crate) weight: MatRef<'a>,
     pub(crate) bias: MatRef<'a>,
@@ -126,7 +128,8 @@ pub(crate) struct Conv<'a> {
 impl Conv<'_> {
     /// Carries out a strand of the op.
     pub(crate) fn run(&self, strand: Strand<'_>, out: MatMut<'_>) {
-        let size = [self.height * self.upscale, self.width * self.upscale];
+        let rows = self.height - self.margin[0] - self.margin[1];
+        let size = [rows * self.upscale, self.width * self.upscale];
         let blocking = Blocking::new(size, self.x.cols(), self.weight.rows());
         let epilogue = Epilogue {
             bias: Some(self.bias),
@@ -221,7 +224,7 @@ impl Conv<'_> {
         }
         for y in 0..tile.size[0] + 2 {
             // Rows and columns are counted from one before the picture, to stay in unsigned numbers.
-            let row = tile.corner[0] + y;
+            let row = self.margin[0] * self.upscale + tile.corner[0] + y;
             let is_row_inside = (1..=height).contains(&row);
             // The border's columns apart, so that blocks fall on whole runs of pixels.
             for x in (1..pitch - 1).step_by(SIDE) {
@@ -284,7 +287,7 @@ impl Conv<'_> {
 /// A rectangle of result pixels.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Row and column in the picture.
+    /// Row and column in the result.
     corner: [usize; 2],
     /// Rows and columns.
     size: [usize; 2],

@@ -145,12 +145,13 @@ pub(crate) fn execute(
                 group_norm.apply(task, rest, sums, write(out));
             }
         }
-        OpKind::Conv3x3 { x, height, width, upscale, weight, bias, residual, out } => {
+        OpKind::Conv3x3 { x, height, width, upscale, margin, weight, bias, residual, out } => {
             let conv = Conv {
                 x: read(x),
                 height: size(*height),
                 width: size(*width),
                 upscale: size(*upscale),
+                margin: margin.map(size),
                 weight: read(weight),
                 bias: read(bias),
                 residual: residual.as_ref().map(read),

@@ -64,8 +64,8 @@ fn numbers<V, W>(kind: &OpKind<V, W>) -> [u64; 4] {
             [*width, rows.rise + rows.fall, cols.rise + cols.fall, 0]
         }
         OpKind::GroupNorm { groups, silu, .. } => [*groups, u64::from(*silu), 0, 0],
-        OpKind::Conv3x3 { height, width, upscale, residual, .. } => {
-            [*height, *width, *upscale, u64::from(residual.is_some())]
+        OpKind::Conv3x3 { height, width, upscale, margin: [above, below], residual, .. } => {
+            [*height, *width, *upscale, u64::from(residual.is_some()) | above << 1 | below << 2]
         }
         _ => [0; 4],
     }

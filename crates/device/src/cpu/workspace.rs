@@ -63,8 +63,9 @@ impl Work {
                 let blocking = attention::Blocking::new(q.rows, k.rows, q.cols, heads);
                 shared(blocking.strands(), blocking.strand_floats())
             }
-            OpKind::Conv3x3 { x, height, width, upscale, weight, .. } => {
-                let size = [height * upscale, width * upscale]
+            OpKind::Conv3x3 { x, height, width, upscale, margin, weight, .. } => {
+                let rows = height.saturating_sub(margin[0].saturating_add(margin[1]));
+                let size = [rows * upscale, width * upscale]
                     .map(|pixels| usize::try_from(pixels).unwrap_or(usize::MAX));
                 let blocking = conv::Blocking::new(size, x.cols, weight.rows);
                 shared(blocking.strands(), blocking.strand_floats())
