@@ -284,9 +284,9 @@ def check_attentions():
 # --- convolution --------------------------------------------------------------------------------------
 
 
-def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordered=None):
+def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordered=None, margin=(0, 0)):
     (n, channels), shift = (w.shape[0], w.shape[1] // 9), upscale - 1
-    pixels = height * width << 2 * shift
+    first, pixels = margin[0] * width << 2 * shift, (height - sum(margin)) * width << 2 * shift
     if kernel is None:
         fast = x.dtype == w.dtype == BF16 and channels % 8 == 0 and is_aligned(x)
         kernel = ("conv_128x16" if n <= 16 else "conv_128x128") if fast else "conv_any"
@@ -296,25 +296,27 @@ def conv(x, height, width, upscale, w, bias, out, base=None, kernel=None, ordere
         count = n * 9 * channels
         conv_module.launch("conv_weights", min(-(-count // 256), 4096), 256, [w, u32(w.stride(0)), ordered, u32(n), u32(channels)])
         w = ordered
-    args = [x, u32(x.stride(0)), u32(height), u32(width), u32(shift), u32(channels), w, u32(w.stride(0)), bias, base]
+    args = [x, u32(x.stride(0)), u32(height), u32(width), u32(shift), u32(first), u32(pixels), u32(channels), w, u32(w.stride(0)), bias, base]
     args += [u32(base.stride(0) if base is not None else 0), out, u32(out.stride(0)), u32(n), u32(flags("none", bias, None, base, out, x, w))]
     rows, cols, threads, shared = CONV_TILES[kernel]
     module_of(kernel, conv_module).launch(kernel, -(-pixels // rows) * -(-n // cols), threads, args, shared)
 
 
-def check_conv(height, width, upscale, channels, n, dtype=BF16, out_dtype=None, residual=False, pad=0, kernel=None):
+def check_conv(height, width, upscale, channels, n, dtype=BF16, out_dtype=None, residual=False, pad=0, kernel=None, margin=(0, 0)):
     x, w = matrix(height * width, channels, dtype, channels + pad), matrix(n, 9 * channels, dtype, fill=(9 * channels) ** -0.5)
     bias = matrix(1, n, dtype)
-    pixels = height * width * upscale**2
+    pixels = (height - sum(margin)) * width * upscale**2
     out = matrix(pixels, n, out_dtype or dtype, n + pad, None)
     base = matrix(pixels, n, dtype) if residual else None
-    conv(x, height, width, upscale, w, bias, out, base, kernel)
+    conv(x, height, width, upscale, w, bias, out, base, kernel, margin=margin)
     picture = x.double().T.reshape(1, channels, height, width)
     picture = picture.repeat_interleave(upscale, 2).repeat_interleave(upscale, 3)
     truth = F.conv2d(picture, w.double().view(n, channels, 3, 3), bias.double()[0], padding=1)[0].flatten(1).T
+    # Of a band the first and the last row are only seen.
+    truth = truth[margin[0] * width * upscale**2 :][:pixels]
     if residual:
         truth = truth + base.double()
-    name = f"conv {height}x{width} up {upscale} {channels}->{n} {str(dtype)[6:]}{' residual' * residual} {kernel or ''}"
+    name = f"conv {height}x{width} up {upscale} {channels}->{n} {str(dtype)[6:]}{' residual' * residual} {kernel or ''}{f' margin {margin}' * any(margin)}"
     compare(name, out, truth, 0.51, 4e-6 if dtype == F32 else 2e-5 * max(1.0, channels / 340))
     assert_untouched(out, name)
 
@@ -329,6 +331,11 @@ def check_convs():
     for kernel in WIDE_CONVS:
         check_conv(41, 19, 2, 96, 300, residual=True, kernel=kernel)
         check_conv(41, 19, 1, 24, 256, pad=8, kernel=kernel)
+    for margin in ((0, 1), (1, 1), (1, 0)):
+        for kernel in (None, *WIDE_CONVS):
+            check_conv(41, 19, 1, 64, 256, pad=8, kernel=kernel, margin=margin)
+        check_conv(12, 9, 2, 40, 16, residual=True, margin=margin)
+        check_conv(7, 5, 2, 5, 7, F32, margin=margin)
     for upscale in (1, 2):
         check_conv(11, 13, upscale, 12, 20, residual=True)
         check_conv(11, 13, upscale, 32, 70, F32, residual=True, pad=1)
@@ -406,6 +413,7 @@ def check_few():
     check_attention(banded, 140, 140, 2, 80, with_bias=True)
     for kernel in ("conv_128x128", "conv_128x16", "conv_any", *WIDE_CONVS):
         check_conv(9, 17, 2, 40, 24, residual=True, kernel=kernel)
+        check_conv(9, 17, 1, 40, 24, kernel=kernel, margin=(1, 1))
 
 
 def main():

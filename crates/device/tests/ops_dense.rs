@@ -230,6 +230,8 @@ struct ConvCase {
     weight_dtype: DType,
     /// None, apart, in place.
     residual: Option<bool>,
+    /// Rows above and below that are only seen.
+    margin: [u64; 2],
 }
 
 fn convolved(case: &ConvCase, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Vec<f64> {
@@ -264,10 +266,12 @@ fn convolved(case: &ConvCase, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Vec
 }
 
 fn conv(case: &ConvCase, seed: u64) {
-    let ConvCase { height, width, upscale, channels, out_channels, dtype, weight_dtype, residual } =
-        *case;
+    let &ConvCase { height, width, upscale, channels, out_channels, dtype, weight_dtype, .. } =
+        case;
+    let &ConvCase { residual, margin, .. } = case;
     let mut lab = Lab::new(seed);
-    let pixels = height * width * upscale * upscale;
+    let [first, pixels] =
+        [margin[0], height - margin[0] - margin[1]].map(|rows| rows * width * upscale * upscale);
     let x = lab.random(height * width, channels, dtype);
     let scale = 1.0 / (9.0 * channels as f64).sqrt();
     let weight_values = lab.random.values(out_channels * channels * 9, scale, 0.0);
@@ -281,7 +285,7 @@ fn conv(case: &ConvCase, seed: u64) {
         height,
         width,
         upscale,
-        margin: [0, 0],
+        margin,
         weight: weight.mat,
         bias: bias.mat,
         residual: residual.map(|_| other.mat),
@@ -289,10 +293,14 @@ fn conv(case: &ConvCase, seed: u64) {
     };
     let outcome = lab.run(kind, &out, 2);
     let mut reference = convolved(case, &x, &weight, &bias);
+    reference.drain(..(first * out_channels) as usize);
+    reference.truncate((pixels * out_channels) as usize);
     if residual.is_some() {
         reference.iter_mut().zip(&other.values).for_each(|(value, base)| *value += base);
     }
-    let what = format!("conv {height}x{width}x{upscale}, {channels} to {out_channels}, {dtype:?}");
+    let what = format!(
+        "conv {height}x{width}x{upscale}, {channels} to {out_channels}, {dtype:?} {margin:?}"
+    );
     outcome.check(&what, &reference, dtype);
 }
 
@@ -310,7 +318,18 @@ fn conv_is_right() {
         for (dtype, weight_dtype) in
             [(DType::F32, DType::BF16), (DType::BF16, DType::BF16), (DType::F32, DType::F32)]
         {
-            for (upscale, residual) in [(1, None), (2, None), (1, Some(false)), (1, Some(true))] {
+            for (upscale, residual, margin) in [
+                (1, None, [0, 0]),
+                (2, None, [0, 0]),
+                (1, Some(false), [0, 0]),
+                (1, Some(true), [0, 0]),
+                (1, None, [0, 1]),
+                (1, Some(true), [1, 1]),
+                (2, None, [1, 0]),
+            ] {
+                if height <= margin[0] + margin[1] {
+                    continue;
+                }
                 let case = ConvCase {
                     height,
                     width,
@@ -320,6 +339,7 @@ fn conv_is_right() {
                     dtype,
                     weight_dtype,
                     residual,
+                    margin,
                 };
                 conv(&case, seed);
                 seed += 1;

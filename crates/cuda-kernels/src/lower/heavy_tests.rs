@@ -475,10 +475,34 @@ fn a_convolution_orders_its_weight_or_needs_no_scratch() {
         if !is_any {
             assert_eq!(launch(&tasks[0]).kernel, "conv_weights");
             assert_eq!(
-                (launch(&tasks[0]).args[2], last.args[6]),
+                (launch(&tasks[0]).args[2], last.args[8]),
                 (Arg::Arena(SCRATCH), Arg::Arena(SCRATCH))
             );
         }
+    }
+}
+
+#[test]
+fn a_band_of_a_convolution_begins_behind_the_row_that_is_seen() {
+    for (margin, first, rows) in [([0, 1], 0, 8), ([1, 1], 1, 7), ([1, 0], 1, 8)] {
+        let OpKind::Conv3x3 { out, residual, .. } = conv([9, 7, 2], [32, 64], DType::BF16) else {
+            unreachable!()
+        };
+        let shorter = |mat: Mat| Mat { rows: rows * 7 * 4, ..mat };
+        let mut kind = conv([9, 7, 2], [32, 64], DType::BF16);
+        let OpKind::Conv3x3 { margin: m, out: o, residual: r, .. } = &mut kind else {
+            unreachable!()
+        };
+        (*m, *o, *r) = (margin, shorter(out), residual.map(shorter));
+        let tasks = made(kind.clone(), OWN);
+        let args = &launch(&tasks[1]).args;
+        let number = |value: u64| Arg::U32(u32::try_from(value).unwrap());
+        assert_eq!(args[5..7], [number(first * 7 * 4), number(rows * 7 * 4)]);
+        let OpKind::Conv3x3 { margin: m, .. } = &mut kind else { unreachable!() };
+        *m = [0, 0];
+        let workspace = Region { offset: SCRATCH, bytes: 1 << 30 };
+        let op = BoundOp { op: Op { name: "op".to_owned(), kind }, workspace };
+        assert!(super::tasks(&op, OWN).is_err(), "the result is a row short");
     }
 }
 

@@ -423,19 +423,23 @@ pub(crate) fn attentions(cases: &mut Vec<Case>, seed: &mut u64) {
 }
 
 pub(crate) fn convs(cases: &mut Vec<Case>, seed: &mut u64) {
-    for (height, width, from, to, upscale, residual) in [
-        (1, 1, 16, 32, 1, false),
-        (9, 13, 16, 512, 1, false),
-        (16, 24, 128, 128, 1, true),
-        (12, 10, 256, 256, 2, false),
-        (33, 31, 128, 3, 1, false),
+    for (height, width, from, to, upscale, residual, margin) in [
+        (1, 1, 16, 32, 1, false, [0, 0]),
+        (9, 13, 16, 512, 1, false, [0, 0]),
+        (16, 24, 128, 128, 1, true, [0, 0]),
+        (12, 10, 256, 256, 2, false, [0, 0]),
+        (33, 31, 128, 3, 1, false, [0, 0]),
+        (17, 24, 256, 128, 1, false, [0, 1]),
+        (18, 24, 256, 128, 1, true, [1, 1]),
+        (13, 10, 64, 256, 2, false, [1, 0]),
     ] {
         *seed += 1;
         let mut m = Maker::new(*seed);
         let x = m.random(height * width, from, BF16);
         let weight = m.scaled(to, from * 9, BF16, 1.7 / (from as f64 * 9.0).sqrt(), 0.0);
         let bias = m.random(1, to, BF16);
-        let pixels = height * width * upscale * upscale;
+        let rows = height - margin.iter().sum::<u64>();
+        let pixels = rows * width * upscale * upscale;
         let base = residual.then(|| m.random(pixels, to, BF16).mat);
         let out = m.empty(pixels, to, BF16);
         let kind = OpKind::Conv3x3 {
@@ -443,13 +447,13 @@ pub(crate) fn convs(cases: &mut Vec<Case>, seed: &mut u64) {
             height,
             width,
             upscale,
-            margin: [0, 0],
+            margin,
             weight: weight.mat,
             bias: bias.mat,
             residual: base,
             out: out.mat,
         };
-        let name = format!("conv {height}x{width}x{from}->{to} x{upscale}");
+        let name = format!("conv {height}x{width}x{from}->{to} x{upscale} {margin:?}");
         cases.push(m.case(name, Tolerance::Store, kind, out));
     }
 }

@@ -251,7 +251,8 @@ impl Transformer<'_> {
         let m = modulation(row, 0, d);
         let h = b.modulated_norm("norm", x, m.scale, m.shift);
         // One buffer for attention and MLP, so that the projection reads both as one row.
-        let wide = b.buffer("attention|mlp", x.rows - first, d + hidden, b.dtype(), Dependence::Latent);
+        let wide =
+            b.buffer("attention|mlp", x.rows - first, d + hidden, b.dtype(), Dependence::Latent);
         let up = linear(b, &format!("{at}.proj_mlp"), hidden, d);
         let mlp = wide.slice_cols(d, hidden);
         b.linear_into("mlp", wanted(h), up.weight, up.bias, Activation::GeluTanh, None, mlp);
