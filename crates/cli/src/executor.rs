@@ -150,7 +150,12 @@ pub(crate) fn open(
         without_cudnn: own,
         ..LibraryOptions::default()
     };
-    let mut options = CardOptions { libraries, files, ..CardOptions::default() };
+    let mut options = CardOptions {
+        libraries,
+        files,
+        profiles: CardProfile::default_folder().ok(),
+        ..CardOptions::default()
+    };
     options.host.register = args.host_tier != HostTierName::Pinned;
     let card = Card::open(index, options)?;
     if !own && card.backends().gemm == GemmBackend::Own {

@@ -69,6 +69,12 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         "convolution             {:.0} TFLOP/s",
         profile.conv_flops_per_second / 1e12
     ));
+    if profile.libraries.is_some() {
+        let count = profile.tuned.len();
+        lines.push(format!(
+            "algorithms              {count} quicker than cuBLASLt's first, with the same bits"
+        ));
+    }
     if let Some(rate) = disk {
         let folder = folder.display();
         lines.push(format!("disk                    {:.2} GB/s ({folder})", rate / 1e9));

@@ -1,5 +1,6 @@
 //! A card of this machine: driver, context, kernels, libraries, streams and events, and what they take.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_cuda_kernels::{Arch, Backends};
@@ -11,7 +12,9 @@ use crate::host_memory::{HostOptions, probe};
 use crate::kernels::Kernels;
 use crate::lanes::SIGNALS;
 use crate::loader::{Libraries, LibraryOptions};
+use crate::lt::{TunedProduct, tuning_bytes};
 use crate::meter::{Meter, MeterKind};
+use crate::profile::CardProfile;
 use crate::signals::Signals;
 
 /// Kept free beside everything that was seen to be taken.
@@ -30,6 +33,8 @@ pub struct CardOptions {
     pub libraries: LibraryOptions,
     /// What may be used of host memory.
     pub host: HostOptions,
+    /// Folder of profiles: choices among algorithms that `probe` has left there for the card are used.
+    pub profiles: Option<PathBuf>,
     /// Files that will be tried as [`Card::try_files`] does, beside the opening, which takes about as long.
     pub files: Vec<SharedMapping>,
 }
@@ -63,7 +68,7 @@ impl Card {
     /// [`CudaError::NoSuchDevice`], [`CudaError::UnsupportedCard`], or the driver's or a library's failure. None
     /// of them panics.
     pub fn open(index: u32, options: CardOptions) -> Result<Self, CudaError> {
-        let CardOptions { libraries: mut library_options, host, files } = options;
+        let CardOptions { libraries: mut library_options, host, profiles, files } = options;
         driver::load()?;
         let ordinal = Ordinal::new(index)?;
         let name = ordinal.name()?;
@@ -84,6 +89,9 @@ impl Card {
         let streams = [Stream::new(&context)?, Stream::new(&context)?];
         let signals = [signals(&context)?, signals(&context)?];
         library_options.arch = Some(arch);
+        // A profile that cannot be read is told of where its rates are.
+        let profile = profiles.and_then(|folder| CardProfile::load(&folder, &name).ok().flatten());
+        library_options.tuned.extend(profile.into_iter().flat_map(|profile| profile.tuned));
         let mut libraries = Libraries::open(&library_options);
         warm_up(&context, &mut libraries, &streams[1])?;
         // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`; a file
@@ -177,6 +185,33 @@ impl Card {
             // Verdicts are kept by `probe` itself.
             let _verdicts = probe::fit(mappings, self.index, &self.host.probing);
         }
+    }
+
+    /// Tries algorithms of the same bits for the layers that a run of FLUX.1 has; gives those that are quicker than what
+    /// the library offers first. Takes half a GiB of the device and a second or two.
+    ///
+    /// `values` are random numbers in bf16.
+    ///
+    /// # Errors
+    /// The driver's or the library's failure.
+    pub fn tune(&self, values: &[u8]) -> Result<Vec<TunedProduct>, CudaError> {
+        let Some(lt) = &self.libraries.lt else { return Ok(Vec::new()) };
+        self.context.enter()?;
+        let bytes = tuning_bytes();
+        let (memory, stream) = (DeviceMemory::new(&self.context, bytes)?, &self.streams[1]);
+        let mut at = 0;
+        while at < bytes && !values.is_empty() {
+            let count = values.len().min(usize::try_from(bytes - at).unwrap_or(usize::MAX));
+            // SAFETY: within the memory, which lives until the stream is empty; so do the values.
+            unsafe { stream.copy_in(memory.base() + at, values.as_ptr(), count) }?;
+            at += count as u64;
+        }
+        stream.synchronize()?;
+        // SAFETY: the memory has that size, and lives until the stream is empty.
+        let tuned = unsafe { lt.tune(memory.base(), stream.raw(), &|| stream.synchronize()) };
+        // Whatever happened: nothing may be in flight when the memory goes.
+        stream.synchronize()?;
+        tuned
     }
 
     pub(crate) fn require_free(&self, needed_bytes: u64) -> Result<(), CudaError> {

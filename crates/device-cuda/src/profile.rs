@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::lt::{TUNED_MOST, TunedProduct};
+
 /// Of the file's layout; a file of another version is measured again, not guessed at.
 pub const PROFILE_VERSION: u32 = 2;
 /// Far above any profile; a larger file is not one.
@@ -69,6 +71,9 @@ pub struct CardProfile {
     pub libraries: Option<Rates>,
     /// Own 3x3 convolution.
     pub conv_flops_per_second: f64,
+    /// Products for which cuBLASLt has a quicker algorithm of the same bits than the one that it offers first.
+    #[serde(default)]
+    pub tuned: Vec<TunedProduct>,
 }
 
 /// Failures of reading or writing a profile.
@@ -152,6 +157,7 @@ impl CardProfile {
                 attention_flops_per_second: 607e12,
             }),
             conv_flops_per_second: 519e12,
+            tuned: Vec::new(),
         }
     }
 
@@ -284,6 +290,9 @@ impl CardProfile {
                 "{} bytes of memory of which {} are taken",
                 self.vram_bytes, self.reserved_bytes
             ));
+        }
+        if self.tuned.len() > TUNED_MOST {
+            return Err(format!("{} choices of algorithms", self.tuned.len()));
         }
         if !(0.0..1.0).contains(&self.copy_share) {
             return Err("a copy share outside of 0 to 1".to_owned());

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 
+use plimsoll_device_cuda::lt::TunedProduct;
 use plimsoll_device_cuda::profile::{CardProfile, ProfileError, RowRate};
 
 #[test]
@@ -14,7 +15,15 @@ fn what_is_saved_is_loaded() {
     assert_eq!(path.file_name().unwrap(), "nvidia-h200.json");
     assert_eq!(CardProfile::load(&inner, "NVIDIA H200").unwrap(), Some(profile.clone()));
     assert_eq!(inner.read_dir().unwrap().count(), 1, "nothing beside it");
-    let again = CardProfile { copy_share: 0.01, ..profile };
+    let tuned = TunedProduct {
+        library: "13.1.0".to_owned(),
+        rows: 4608,
+        n: 12_288,
+        k: 3072,
+        gelu: true,
+        algorithm: "66/495/35/1/0/0/7/0/5".to_owned(),
+    };
+    let again = CardProfile { copy_share: 0.01, tuned: vec![tuned], ..profile };
     again.save(&inner).unwrap();
     assert_eq!(CardProfile::load(&inner, "NVIDIA H200").unwrap(), Some(again));
 }
@@ -32,6 +41,7 @@ fn another_version_another_card_and_wrong_figures_are_refused() {
         text.replace("\"copy_share\": 0.006", "\"copy_share\": 1.5"),
         text.replace("\"rows\": 4608", "\"rows\": 1"),
         text.replace("\"launch_seconds\"", "\"lunch_seconds\""),
+        text.replace("\"tuned\": []", "\"tuned\": [{\"rows\": -1}]"),
         text[..text.len() / 2].to_owned(),
         "[]".to_owned(),
     ];
@@ -42,6 +52,9 @@ fn another_version_another_card_and_wrong_figures_are_refused() {
         assert!(matches!(error, ProfileError::Content { .. }), "{error}");
         assert!(!error.to_string().contains('\n'), "{error}");
     }
+    // A file from before there were choices of algorithms has none.
+    std::fs::write(&file, text.replace(",\n  \"tuned\": []", "")).unwrap();
+    assert_eq!(CardProfile::load(folder.path(), name).unwrap(), Some(profile));
     std::fs::write(&file, vec![b' '; 2 << 20]).unwrap();
     assert!(matches!(CardProfile::load(folder.path(), name), Err(ProfileError::File { .. })));
 }

@@ -18,7 +18,7 @@ pub use folders::Places;
 
 use crate::CudaError;
 use crate::dnn::{Dnn, DnnFunctions};
-use crate::lt::{Lt, LtFunctions};
+use crate::lt::{Lt, LtFunctions, TunedProduct};
 
 const CUBLAS_LT: Wanted =
     Wanted { name: "cuBLASLt", stem: "cublasLt", majors: &[13, 12], parts: &[], global: false };
@@ -46,6 +46,8 @@ pub struct LibraryOptions {
     pub without_narrow_products: bool,
     /// Use own kernels for attention even where cuDNN is there.
     pub without_cudnn: bool,
+    /// Choices among algorithms of the same bits; those of other versions of the library are left alone.
+    pub tuned: Vec<TunedProduct>,
     /// Architecture of the card, for rules that were proven on it; absent means none is assumed.
     pub arch: Option<Arch>,
 }
@@ -102,7 +104,10 @@ impl Libraries {
         let Found { lt, dnn, reports } = Found::search(options);
         let mut opened = Self { lt: None, dnn: None, reports };
         match lt
-            .map(|functions| Lt::open(functions, options.arch, !options.without_narrow_products))
+            .map(|functions| {
+                let narrow = !options.without_narrow_products;
+                Lt::open(functions, options.arch, narrow, &options.tuned)
+            })
             .transpose()
         {
             Ok(lt) => opened.lt = lt,

@@ -9,8 +9,8 @@
 //!
 //! So where a *family* of algorithms was proven bit-equal on a card and version (`PROVEN`, by
 //! `bench/runs/2026-11-30-h200` and `tests/card_lt.rs`), rows use the family's algorithm that the heuristic puts
-//! first for them. All of this is a function of the shape, the card and the library's version; no clock, no free
-//! memory and no trial decides.
+//! first for them, or the one that `plimsoll probe` has found to be the quickest on the card (`tune`). Which bits there
+//! are is a function of the shape, the card and the library's version; no clock, no free memory and no trial decides.
 //!
 //! # Invariants
 //! - [`Lt::prepare`] makes every descriptor; [`Lt::launch`] takes no memory.
@@ -18,6 +18,7 @@
 
 mod functions;
 mod product;
+mod tune;
 
 use std::collections::HashMap;
 use std::ptr;
@@ -35,6 +36,8 @@ use self::product::{Algorithm, Class, Descriptors, Extent, describe};
 use crate::CudaError;
 
 pub(crate) use self::functions::LtFunctions;
+pub(crate) use self::tune::tuning_bytes;
+pub use self::tune::{TUNED_MOST, TunedProduct};
 
 /// Rows for which a class's reference is chosen: FLUX's at 1024x1024.
 pub const REFERENCE_ROWS: u64 = 4608;
@@ -54,6 +57,8 @@ pub struct Lt {
     handle: sys::cublasLtHandle_t,
     arch: Option<Arch>,
     has_f8_rows: bool,
+    /// Choices among a family that `probe` has made with this version.
+    tuned: Vec<TunedProduct>,
     references: Mutex<HashMap<Class, Algorithm>>,
     choices: Mutex<HashMap<(Class, Extent), Algorithm>>,
 }
@@ -105,14 +110,18 @@ impl Lt {
         functions: LtFunctions,
         arch: Option<Arch>,
         narrow: bool,
+        tuned: &[TunedProduct],
     ) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local.
         check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut handle) })?;
+        let version = version_text(functions.version());
+        let is_known = |tuned: &&TunedProduct| tuned.library == version;
         Ok(Self {
             functions,
             handle,
             arch,
+            tuned: tuned.iter().filter(is_known).cloned().collect(),
             has_f8_rows: narrow
                 && arch == Some(Arch::Sm90a)
                 && functions.version() >= F8_ROWS_SINCE,
@@ -138,7 +147,7 @@ impl Lt {
         let algorithm = match known {
             Some(algorithm) => algorithm,
             None => {
-                let chosen = self.choose(&class, &descriptors)?;
+                let chosen = self.choose(&class, extent.rows, &descriptors)?;
                 lock(&self.choices).insert((class, extent), chosen);
                 chosen
             }
@@ -173,19 +182,50 @@ impl Lt {
         Ok(each)
     }
 
-    /// The class's algorithm for rows of this extent.
-    fn choose(&self, class: &Class, descriptors: &Descriptors) -> Result<Algorithm, CudaError> {
+    /// What a proven family offers for a product, the heuristic's first offer first; empty where none is proven.
+    fn family(&self, gemm: &Gemm) -> Result<Vec<PreparedGemm>, CudaError> {
+        let (class, extent) = describe(gemm)?;
+        let reference = self.reference(&class)?;
+        let descriptors = Descriptors::new(self.functions, &class, &extent)?;
+        let offers = self.offers_of_family(&class, &reference, &descriptors);
+        offers
+            .into_iter()
+            .map(|algorithm| Ok(PreparedGemm { algorithm, ..self.prepare(gemm)? }))
+            .collect()
+    }
+
+    fn offers_of_family(
+        &self,
+        class: &Class,
+        reference: &Algorithm,
+        descriptors: &Descriptors,
+    ) -> Vec<Algorithm> {
+        if !self.is_proven(reference.config.id) {
+            return Vec::new();
+        }
+        // A heuristic that refuses some rows is no bar: the reference may run there.
+        let mut offers = descriptors.offers(self.handle, class.workspace_bytes).unwrap_or_default();
+        offers.retain(|offer| {
+            offer.config.id == reference.config.id && offer.workspace_bytes <= class.workspace_bytes
+        });
+        offers
+    }
+
+    /// The class's algorithm for so many rows: of a proven family the one that was found to be the quickest, else the
+    /// heuristic's first; else the reference.
+    fn choose(
+        &self,
+        class: &Class,
+        rows: u64,
+        descriptors: &Descriptors,
+    ) -> Result<Algorithm, CudaError> {
         let reference = self.reference(class)?;
-        if self.is_proven(reference.config.id) {
-            // A heuristic that refuses some rows is no bar: the reference may run there.
-            let offers = descriptors.offers(self.handle, class.workspace_bytes).unwrap_or_default();
-            let mut family = offers.into_iter().filter(|offer| {
-                offer.config.id == reference.config.id
-                    && offer.workspace_bytes <= class.workspace_bytes
-            });
-            if let Some(first) = family.next() {
-                return Ok(first);
-            }
+        let family = self.offers_of_family(class, &reference, descriptors);
+        let tuned = self.tuned.iter().find(|tuned| tuned.is_of(class, rows));
+        let quickest =
+            tuned.and_then(|tuned| family.iter().find(|a| a.config.to_string() == tuned.algorithm));
+        if let Some(chosen) = quickest.or(family.first()) {
+            return Ok(*chosen);
         }
         let workspace_bytes = descriptors.check(self.handle, &reference.blob)?;
         if workspace_bytes > class.workspace_bytes {

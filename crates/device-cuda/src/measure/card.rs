@@ -114,8 +114,11 @@ pub fn measure(
         narrow_gemm: round_rows(&rates.narrow_gemm),
         attention_flops_per_second: rounded(rates.attention_flops_per_second),
     };
+    // First, so that what is measured next is what runs will see.
+    let mut tuned_options = CardOptions { profiles: None, ..options.clone() };
+    tuned_options.libraries.tuned = Card::open(index, tuned_options.clone())?.tune(&values)?;
     let mut found = None;
-    let mut profile = with_bench(options, &mut |bench, backends| {
+    let mut profile = with_bench(&tuned_options, &mut |bench, backends| {
         let link = bench.link()?;
         let (share, mut rates) = (bench.copy_share(link)?, bench.rates()?);
         let (memory, launch) = (bench.memory_bytes_per_second()?, bench.launch_seconds()?);
@@ -138,5 +141,6 @@ pub fn measure(
     })?;
     let has_libraries = profile.source.contains("cublaslt") || profile.source.contains("cudnn");
     profile.libraries = has_libraries.then_some(round(rates));
+    profile.tuned = tuned_options.libraries.tuned;
     Ok(profile)
 }
