@@ -101,7 +101,12 @@ pub fn search(options: &LibraryOptions) -> Vec<LibraryReport> {
 impl Libraries {
     /// Opens what is there; what is not is absent. The context is current.
     pub fn open(options: &LibraryOptions) -> Self {
-        let Found { lt, dnn, reports } = Found::search(options);
+        Self::open_found(Found::search(options), options)
+    }
+
+    /// Opens what was found; the context is current.
+    pub(crate) fn open_found(found: Found, options: &LibraryOptions) -> Self {
+        let Found { lt, dnn, reports } = found;
         let mut opened = Self { lt: None, dnn: None, reports };
         match lt
             .map(|functions| {
