@@ -104,16 +104,17 @@ impl Machine for CudaMachine {
         let flops = op.flops(graph) as f64;
         let bytes = op.bytes(graph) as f64;
         let (launches, seconds) = match &op.kind {
-            OpKind::Linear { x, residual, out, .. }
+            OpKind::Linear { x, activation, residual, out, .. }
                 if is_narrow_product(&graph_shapes(graph, op), self.backends) =>
             {
                 let rates = self.rates(true);
                 let product = flops / rates.narrow_flops_per_second(x.rows);
-                // `x` is read and written in half as many bytes; a residual is a pass of its own.
+                // `x` is read and written in half as many bytes; the product adds a residual, unless an activation is between.
                 let width = graph.tensor(out.tensor).dtype.bytes();
                 let quantized = (x.rows * x.cols * (width + 1)) as f64;
                 let passed = (out.rows * out.cols * width) as f64 * 3.0;
-                let passes = u32::from(residual.is_some());
+                let is_after = residual.is_some() && *activation != Activation::None;
+                let passes = u32::from(is_after);
                 let after = f64::from(passes) * self.moved(passed);
                 (2 + passes, product.max(self.moved(bytes)) + self.moved(quantized) + after)
             }
