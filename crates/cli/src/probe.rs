@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use plimsoll_device_cuda::loader::{self, LibraryOptions};
+use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_device_cuda::loader::LibraryOptions;
 use plimsoll_device_cuda::measure::{Effort, measure};
 use plimsoll_device_cuda::profile::{CardProfile, Rates};
 use plimsoll_device_cuda::{Card, CardOptions};
@@ -13,9 +14,38 @@ use crate::args::ProbeArgs;
 use crate::failure::Failure;
 use crate::out;
 
-/// What a person without the libraries can do about it.
-const FASTER: &str = "faster products and attention: pip install nvidia-cublas nvidia-cudnn-cu13, \
-                      in the environment that is active when plimsoll starts";
+/// The first driver, as CUDA numbers them, that runs the libraries of CUDA 13.
+const CUDA_13: u32 = 13_000;
+
+/// What brings the faster implementation of what own kernels compute; nothing where libraries compute it all.
+fn faster(backends: Backends, driver_version: u32) -> Option<String> {
+    let is_new = driver_version >= CUDA_13;
+    let products = (backends.gemm == GemmBackend::Own).then_some(if is_new {
+        "nvidia-cublas"
+    } else {
+        "nvidia-cublas-cu12"
+    });
+    let attention = (backends.attention == AttentionBackend::Own).then_some(if is_new {
+        "nvidia-cudnn-cu13"
+    } else {
+        "nvidia-cudnn-cu12"
+    });
+    let packages: Vec<&str> = products.into_iter().chain(attention).collect();
+    (!packages.is_empty()).then(|| format!("pip install {}", packages.join(" ")))
+}
+
+/// What computes products and attention.
+fn in_use(backends: Backends) -> [&'static str; 2] {
+    let products = match backends.gemm {
+        GemmBackend::CublasLt => "cuBLASLt",
+        GemmBackend::Own => "own kernels",
+    };
+    let attention = match backends.attention {
+        AttentionBackend::Cudnn => "cuDNN",
+        AttentionBackend::Own => "own kernels",
+    };
+    [products, attention]
+}
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let libraries =
@@ -24,6 +54,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     // Opened once more by the measurement itself: here to know that there is one, and which.
     let card = Card::open(args.index, options.clone()).map_err(Failure::Cuda)?;
     let (name, free, total) = (card.name().to_owned(), card.free_bytes(), card.total_bytes());
+    // A library that was found may still not run here: what counts is what the card was opened with.
+    let [products, attention] = in_use(card.backends());
+    let faster = faster(card.backends(), card.driver_version());
+    let reports = card.libraries().reports.clone();
     drop(card);
     if let Ok(free) = free
         && free < total / 10 * 9
@@ -46,7 +80,8 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     if args.json {
         let disk = json!({ "folder": folder.display().to_string(), "bytes_per_second": disk });
         let saved = saved.display().to_string();
-        let object = json!({ "profile": profile, "file": saved, "disk": disk });
+        let object = json!({ "profile": profile, "file": saved, "disk": disk,
+            "in_use": { "products": products, "attention": attention }, "faster": faster });
         return out::result(&object.to_string());
     }
     let mut lines = vec![
@@ -79,11 +114,12 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         let folder = folder.display();
         lines.push(format!("disk                    {:.2} GB/s ({folder})", rate / 1e9));
     }
-    let reports = loader::search(&options.libraries);
-    let is_short = reports.iter().any(|report| report.path.is_none());
+    lines.push(format!("in use                  products: {products}, attention: {attention}"));
     lines.extend(reports.iter().map(ToString::to_string));
-    if is_short {
-        lines.push(FASTER.to_owned());
+    if let Some(command) = faster {
+        lines.push(format!(
+            "faster: {command}, in the environment that is active when plimsoll starts"
+        ));
     }
     lines.push(format!("saved to {}", saved.display()));
     out::result(&lines.join("\n"))
@@ -109,4 +145,24 @@ fn tera(flops_per_second: f64) -> String {
 
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_cuda_kernels::Arch;
+
+    use super::*;
+
+    #[test]
+    fn one_command_brings_what_is_missing_and_no_more() {
+        let both = Backends::libraries(Some(Arch::Sm90a));
+        assert_eq!(faster(both, 13_000), None);
+        assert_eq!(in_use(both), ["cuBLASLt", "cuDNN"]);
+        let told = |backends, driver| faster(backends, driver).expect("something is missing");
+        assert_eq!(told(Backends::OWN, 13_000), "pip install nvidia-cublas nvidia-cudnn-cu13");
+        assert_eq!(told(Backends::OWN, 12_080), "pip install nvidia-cublas-cu12 nvidia-cudnn-cu12");
+        let without = Backends { attention: AttentionBackend::Own, ..both };
+        assert_eq!(told(without, 13_000), "pip install nvidia-cudnn-cu13");
+        assert_eq!(in_use(without), ["cuBLASLt", "own kernels"]);
+    }
 }

@@ -11,7 +11,7 @@ use crate::driver::{self, Attribute, Context, DeviceMemory, Event, Ordinal, Stre
 use crate::host_memory::{HostOptions, probe};
 use crate::kernels::Kernels;
 use crate::lanes::SIGNALS;
-use crate::loader::{Found, Libraries, LibraryOptions};
+use crate::loader::{Libraries, LibraryOptions, Searching};
 use crate::lt::{TunedProduct, tuning_bytes};
 use crate::meter::{Meter, MeterKind};
 use crate::profile::CardProfile;
@@ -69,9 +69,8 @@ impl Card {
     /// of them panics.
     pub fn open(index: u32, options: CardOptions) -> Result<Self, CudaError> {
         let CardOptions { libraries: mut library_options, host, profiles, files } = options;
-        // Neither the search nor the opening of files needs the driver, which takes as long to begin.
-        let searched = library_options.clone();
-        let search = std::thread::spawn(move || Found::search(&searched));
+        driver::require()?;
+        let searching = Searching::start(library_options.clone());
         driver::load()?;
         let ordinal = Ordinal::new(index)?;
         let name = ordinal.name()?;
@@ -95,8 +94,7 @@ impl Card {
         // A profile that cannot be read is told of where its rates are.
         let profile = profiles.and_then(|folder| CardProfile::load(&folder, &name).ok().flatten());
         library_options.tuned.extend(profile.into_iter().flat_map(|profile| profile.tuned));
-        let found = search.join().unwrap_or_default();
-        let mut libraries = Libraries::open_found(found, &library_options);
+        let mut libraries = Libraries::open_found(searching.found(), &library_options);
         warm_up(&context, &mut libraries, &streams[1])?;
         // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`; a file
         // without one is tried again where it is needed.

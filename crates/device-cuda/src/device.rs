@@ -30,6 +30,8 @@ pub struct CudaDevice {
     /// Before the card: pages are taken back while the context lives.
     host: HostMemory,
     card: Card,
+    /// Pages are lent and windows taken.
+    has_run: bool,
     /// Why the card cannot be used any more.
     lost: Option<String>,
 }
@@ -43,7 +45,7 @@ impl CudaDevice {
         card.context.enter()?;
         let arena = Some(Self::take(&card, arena_bytes)?);
         let host = HostMemory::new(&card.context, card.index, card.host.clone());
-        Ok(Self { arena, host, card, lost: None })
+        Ok(Self { arena, host, card, has_run: false, lost: None })
     }
 
     /// Takes an arena; the context is current.
@@ -135,15 +137,24 @@ impl CudaDevice {
         self.card.context.enter()?;
         let place = Place { base, arena_bytes, step_counter };
         let Card { kernels, libraries, context, .. } = &self.card;
-        // Libraries choose algorithms on the processor while the driver lends pages.
-        let (prepared, copies) = std::thread::scope(|scope| {
-            let ops = scope.spawn(|| {
-                context.enter()?;
-                Prepared::new(program, place, kernels, libraries, backends)
-            });
-            let copies = self.host.prepare(program);
-            (ops.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), copies)
-        });
+        let prepare = || Prepared::new(program, place, kernels, libraries, backends);
+        let host = &mut self.host;
+        let (prepared, copies) = if self.has_run {
+            (prepare(), host.prepare(program))
+        } else {
+            // The first time pages are lent and windows pinned, while libraries choose algorithms. The driver's part is
+            // the one for another thread: what libraries keep for each thread that calls them, they keep.
+            std::thread::scope(|scope| {
+                let copies = scope.spawn(|| {
+                    context.enter()?;
+                    host.prepare(program)
+                });
+                let prepared = prepare();
+                let panicked = |panic| std::panic::resume_unwind(panic);
+                (prepared, copies.join().unwrap_or_else(panicked))
+            })
+        };
+        self.has_run = true;
         let (prepared, copies) = (prepared?, copies?);
         self.host.reserve_transfer(prepared.host_bytes);
         let mut transfer = std::ptr::null_mut();

@@ -119,11 +119,14 @@ pub(crate) fn load() -> Result<()> {
     })
 }
 
-fn start() -> Result<()> {
+/// Whether there is a driver at all, in any state; opens its library and calls nothing of it.
+pub(crate) fn require() -> Result<()> {
     // SAFETY: opening the driver's library runs its initialisers only.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::NoDriver);
-    }
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CudaError::NoDriver) }
+}
+
+fn start() -> Result<()> {
+    require()?;
     // SAFETY: the library is there, which is all that this may panic about.
     let library = unsafe { sys::culib() };
     for symbol in SYMBOLS {

@@ -126,7 +126,8 @@ fn is_of_decode(at: &PeakAt) -> bool {
     at.phase == "decode"
 }
 
-/// The largest tile with a plan, or the refusal of the smallest that was tried; a smaller tile needs less.
+/// The largest tile with a plan that computes no more than twice the picture's pixels, or the refusal of the smallest that
+/// was tried; a smaller tile needs less.
 ///
 /// From the picture's half downwards, and then by halving between the last two: small tiles are many ops, whose
 /// plans take longest.
@@ -166,5 +167,48 @@ fn largest(
             Err(_) => end = middle,
         }
     }
+    // A tile that hardly misses the whole overlaps its neighbours so much that two a side are four pictures.
+    let bounded = most_of_twice(whole, found.0, step);
+    if (least..found.0).contains(&bounded)
+        && let Ok(fits) = try_edge(bounded)?
+    {
+        found = fits;
+    }
     Ok(Ok(found))
+}
+
+/// The largest edge of as many tiles a side as `edge` makes, all of which are at most twice a square picture of `whole`
+/// a side: tiles that overlap by a quarter, the least, are at most 16 ninths of it.
+fn most_of_twice(whole: u64, edge: u64, step: u64) -> u64 {
+    let tiles = whole.saturating_sub(edge).div_ceil((edge - edge / 4).max(1)) + 1;
+    // As many times the root of 2 as large.
+    let side = (2 * whole * whole).isqrt();
+    (side / tiles / step * step).min(edge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_together_at_most_twice_the_picture() {
+        for whole in (128..4096).step_by(16) {
+            for edge in (64..whole).step_by(16) {
+                let count = |edge: u64| (whole - edge).div_ceil((edge - edge / 4).max(1)) + 1;
+                let bounded = most_of_twice(whole, edge, 16);
+                assert!(bounded <= edge);
+                let tiles = count(edge);
+                // Rounding to whole tokens may take one more, of which there is no need then.
+                assert!((tiles * bounded).pow(2) <= 2 * whole * whole);
+                if bounded >= 256 {
+                    assert!(count(bounded) <= tiles + 1, "{whole} {edge} {bounded}");
+                }
+            }
+        }
+        // 2048x2048: two tiles a side, whatever fits.
+        assert_eq!(
+            [1808, 1456, 1440, 1200].map(|edge| most_of_twice(2048, edge, 16)),
+            [1440, 1440, 1440, 1200]
+        );
+    }
 }

@@ -8,6 +8,7 @@ mod find;
 mod folders;
 
 use std::path::PathBuf;
+use std::thread::{Builder, JoinHandle};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend};
@@ -93,6 +94,44 @@ impl Found {
     }
 }
 
+/// A search beside other work: opening libraries of hundreds of megabytes takes as long as making a context.
+///
+/// The thread never outlives this: a process that ends while libraries are being opened may crash.
+#[derive(Debug)]
+pub(crate) struct Searching {
+    options: LibraryOptions,
+    thread: Option<JoinHandle<Found>>,
+}
+
+impl Searching {
+    /// Starts it; where there is no thread to be had, the search is made when it is asked for.
+    pub(crate) fn start(mut options: LibraryOptions) -> Self {
+        // The environment is read here: other work may change it.
+        options.places.get_or_insert_with(Places::of_environment);
+        let asked = options.clone();
+        let thread = Builder::new().name("libraries".to_owned());
+        Self { options, thread: thread.spawn(move || Found::search(&asked)).ok() }
+    }
+
+    /// Waits for it.
+    pub(crate) fn found(mut self) -> Found {
+        match self.thread.take() {
+            // A search that panicked has found nothing: own kernels compute.
+            Some(thread) => thread.join().unwrap_or_default(),
+            None => Found::search(&self.options),
+        }
+    }
+}
+
+impl Drop for Searching {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Nobody asks what it found.
+            let _found = thread.join();
+        }
+    }
+}
+
 /// What was found where, without opening a card: what `plimsoll doctor` prints.
 pub fn search(options: &LibraryOptions) -> Vec<LibraryReport> {
     Found::search(options).reports
@@ -104,7 +143,7 @@ impl Libraries {
         Self::open_found(Found::search(options), options)
     }
 
-    /// Opens what was found; the context is current.
+    /// Opens what a search with the same options has found. The context is current.
     pub(crate) fn open_found(found: Found, options: &LibraryOptions) -> Self {
         let Found { lt, dnn, reports } = found;
         let mut opened = Self { lt: None, dnn: None, reports };
@@ -219,4 +258,33 @@ fn nvrtc_version(library: &libloading::os::unix::Library) -> Result<((), String)
     // SAFETY: both pointers are to locals.
     let status = unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) };
     if status == 0 { Ok(((), format!("{major}.{minor}"))) } else { Err(format!("status {status}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nowhere() -> LibraryOptions {
+        LibraryOptions {
+            folders: vec![PathBuf::from("/nowhere/at/all")],
+            places: Some(Places::default()),
+            ..LibraryOptions::default()
+        }
+    }
+
+    #[test]
+    fn a_search_beside_other_work_finds_what_a_search_finds() {
+        let reports = search(&nowhere());
+        assert_eq!(reports.len(), 3, "{reports:?}");
+        assert_eq!(Searching::start(nowhere()).found().reports, reports);
+        let without_thread = Searching { options: nowhere(), thread: None };
+        assert_eq!(without_thread.found().reports, reports);
+    }
+
+    #[test]
+    fn a_search_that_panics_has_found_nothing() {
+        let thread = std::thread::spawn(|| -> Found { panic!("a search that panics") });
+        let found = Searching { options: nowhere(), thread: Some(thread) }.found();
+        assert!(found.lt.is_none() && found.dnn.is_none() && found.reports.is_empty());
+    }
 }
