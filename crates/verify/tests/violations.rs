@@ -437,6 +437,51 @@ fn results_in_the_place_of_an_operand() {
     );
 }
 
+/// Pixels of a picture of one column, 8 channels.
+fn convolution_weights(b: &mut Builder<'_>, out: u64) -> [plimsoll_graph::WeightId; 2] {
+    let weight = b.weight("w", &[("w".to_owned(), vec![out, 8, 3, 3])]);
+    [weight, b.weight("bias", &[("bias".to_owned(), vec![out])])]
+}
+
+#[test]
+fn a_convolution_goes_over_what_it_is_added_to_and_not_over_what_it_reads() {
+    let added = one_op(DType::F32, &|b, x, y| {
+        let weights = convolution_weights(b, 8);
+        let out = b.buffer("out", 2, 8, DType::F32, Dependence::Run);
+        b.conv3x3_into("op", x, [2, 1], 1, weights, Some(y), out);
+        out
+    });
+    assert_eq!(in_place(&added, 1), None);
+    assert!(in_place(&added, 0).is_some_and(|line| line.contains("share byte")));
+}
+
+#[test]
+fn bands_of_a_convolution_need_the_headroom_of_a_band_and_a_row() {
+    // Eight rows in bands of two, each into the left half of rows above the ones that it reads.
+    let bands = |headroom: u64| {
+        one_op(DType::F32, &|b, x, _| {
+            let room = b.buffer("room", headroom + 8, 8, DType::F32, Dependence::Run);
+            let picture = room.slice_rows(headroom, 8);
+            for at in 0..4 {
+                b.copy(&format!("fill.{at}"), x, picture.slice_rows(2 * at, 2));
+            }
+            let weights = convolution_weights(b, 4);
+            for at in 0..4 {
+                let rows = 2 * at..2 * at + 2;
+                let out = room.slice_rows(2 * at, 2).slice_cols(0, 4);
+                b.conv3x3_band(&format!("band.{at}"), picture, [8, 1], rows, weights, out);
+            }
+            room.slice_rows(0, 8).slice_cols(0, 4)
+        })
+    };
+    let enough = bands(3);
+    verify(&enough, &naive::plan(&enough, Style::Slots(1))).expect("three rows above");
+    let short = bands(2);
+    let plan = naive::plan(&short, Style::Slots(1));
+    let line = verify(&short, &plan).map(|_| ()).expect_err("a row short").to_string();
+    assert!(line.starts_with("op band.1: tensor block.room and tensor block.room share"), "{line}");
+}
+
 #[test]
 fn columns_are_told_apart() {
     // A `[2, 8]` buffer of which the op's result is the left half; the right half is never written.
