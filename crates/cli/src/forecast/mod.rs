@@ -38,7 +38,10 @@ struct Told {
     outcome: plimsoll_ledger::Outcome,
     host: HostLedger,
     verdict: Verdict,
+    /// Where they were asked for.
     strategies: Vec<StrategyRow>,
+    /// Which of all strategies to take, in lines of text.
+    advised: String,
     curve: Option<Curve>,
     machine: Forecast,
     warnings: Vec<String>,
@@ -79,11 +82,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     // As the plan has it: of `min` and `max` too.
     let line = Line::Bytes(fit.plans.iter().map(|plan| plan.line_bytes).max().unwrap_or(1));
-    let rows = if args.forecast.strategies {
-        strategies(&model, &ask, &machine, line)?
-    } else {
-        Vec::new()
+    let rows = match strategies(&model, &ask, &machine, line) {
+        Ok(rows) => rows,
+        Err(error) if args.forecast.strategies => return Err(error.into()),
+        // What was asked for has its answer without them.
+        Err(_) => Vec::new(),
     };
+    let advised = print::recommendation(&rows);
+    let rows = if args.forecast.strategies { rows } else { Vec::new() };
     let lines = match &args.forecast.curve {
         Some(CurveArg::Lines(count)) => Some(*count),
         Some(CurveArg::File(_)) => Some(CURVE_LINES),
@@ -112,6 +118,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         host,
         verdict,
         strategies: rows,
+        advised,
         // What was drawn is not listed as well.
         curve: drawn.filter(|_| matches!(args.forecast.curve, Some(CurveArg::Lines(_)))),
         machine,

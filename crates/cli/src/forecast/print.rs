@@ -36,6 +36,7 @@ impl Told {
             self.curve(&mut out, curve);
         }
         line!(out);
+        out += &self.advised;
         out += &changes(&self.verdict);
         out
     }
@@ -276,6 +277,11 @@ fn strategies(out: &mut String, rows: &[StrategyRow]) {
     if rows.iter().any(|row| !row.runs) {
         line!(out, "{ON_PAPER}");
     }
+}
+
+/// Which strategy to take, and why; nothing where there are none.
+pub(super) fn recommendation(rows: &[StrategyRow]) -> String {
+    let mut out = String::new();
     match recommend(rows) {
         Some((row, why)) => {
             line!(out, "recommended: {}\nsince: {why}", row.name);
@@ -285,10 +291,12 @@ fn strategies(out: &mut String, rows: &[StrategyRow]) {
                 line!(out, "of what runs today: {}, {:.1} s", today.name, today.outcome.seconds);
             }
         }
+        None if rows.is_empty() => {}
         None => {
             line!(out, "nothing fits");
         }
     }
+    out
 }
 
 /// What to change, or what more memory buys.
