@@ -86,7 +86,9 @@ impl Card {
         // The meter has told its own process from others: from here on a child may have a context as well.
         let trying = (host.register && !files.is_empty()).then(|| {
             let (probing, files) = (host.probing.clone(), files);
-            std::thread::spawn(move || drop(probe::fit(&files, index, &probing)))
+            // Where there is no thread, files are tried when they are needed.
+            let thread = std::thread::Builder::new().name("try files".to_owned());
+            thread.spawn(move || drop(probe::fit(&files, index, &probing))).ok()
         });
         let kernels = Kernels::load(&context, arch)?;
         let streams = [Stream::new(&context)?, Stream::new(&context)?];
@@ -99,7 +101,7 @@ impl Card {
         warm_up(&context, &mut libraries, &streams[1])?;
         // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`; a file
         // without one is tried again where it is needed.
-        let _tried = trying.map(std::thread::JoinHandle::join);
+        let _tried = trying.flatten().map(std::thread::JoinHandle::join);
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
         Ok(Self {

@@ -145,14 +145,16 @@ impl CudaDevice {
             // The first time pages are lent and windows pinned, while libraries choose algorithms. The driver's part is
             // the one for another thread: what libraries keep for each thread that calls them, they keep.
             std::thread::scope(|scope| {
-                let copies = scope.spawn(|| {
+                let thread = std::thread::Builder::new().name("lend".to_owned());
+                let copies = thread.spawn_scoped(scope, || {
                     context.enter()?;
                     host.prepare(program)
                 });
+                let copies = copies.map_err(|cause| DeviceError::no_thread("cuda", &cause))?;
                 let prepared = prepare();
                 let panicked = |panic| std::panic::resume_unwind(panic);
-                (prepared, copies.join().unwrap_or_else(panicked))
-            })
+                Ok::<_, DeviceError>((prepared, copies.join().unwrap_or_else(panicked)))
+            })?
         };
         self.has_run = true;
         let (prepared, copies) = (prepared?, copies?);
