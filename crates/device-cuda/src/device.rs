@@ -143,7 +143,7 @@ impl CudaDevice {
             (prepare(), host.prepare(program))
         } else {
             // The first time pages are lent and windows pinned, while libraries choose algorithms. The driver's part is
-            // the one for another thread: what libraries keep for each thread that calls them, they keep.
+            // the one for another thread: with the libraries' in a new thread each time, 201 runs grew by 5 kB each.
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("lend".to_owned());
                 let copies = thread.spawn_scoped(scope, || {

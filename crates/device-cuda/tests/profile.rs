@@ -16,7 +16,7 @@ fn what_is_saved_is_loaded() {
     assert_eq!(CardProfile::load(&inner, "NVIDIA H200").unwrap(), Some(profile.clone()));
     assert_eq!(inner.read_dir().unwrap().count(), 1, "nothing beside it");
     let tuned = TunedProduct {
-        library: "13.1.0".to_owned(),
+        version: "13.1.0".to_owned(),
         rows: 4608,
         n: 12_288,
         k: 3072,

@@ -123,7 +123,7 @@ impl Picture {
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
-        // A photograph of 1024x1024 takes 7 ms instead of 330, for 2 % more bytes.
+        // A smooth picture with a little noise, 1024x1024: 7 ms instead of 330, for 2 % more bytes.
         encoder.set_compression(png::Compression::Fast);
         for (keyword, text) in notes {
             let text = text.replace('\0', "\u{fffd}");

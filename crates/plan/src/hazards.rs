@@ -168,21 +168,11 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn below(&mut self, most: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 11) % most
-        }
-    }
+    use crate::testing::Rng;
 
     #[test]
     fn the_latest_is_that_of_a_look_at_each() {
-        let n = &mut Numbers(0x5eed);
+        let n = &mut Rng::new(0x5eed);
         for _ in 0..300 {
             let ops = 2 + n.below(90) as u32;
             let split = 1 + n.below(u64::from(ops) - 1) as u32;

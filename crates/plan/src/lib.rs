@@ -44,7 +44,7 @@ mod residency;
 mod schedule;
 mod shelf;
 mod simulate;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod types;
 mod units;

@@ -366,17 +366,7 @@ fn in_moments(items: &[Item], ops: usize) -> (Vec<Item>, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn below(&mut self, most: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 11) % most
-        }
-    }
+    use crate::testing::Rng;
 
     /// The definition: the lowest offset at which no item that was placed before and meets it shares a byte.
     fn plainly(items: &[Item], order: &[u32]) -> Vec<u64> {
@@ -401,7 +391,7 @@ mod tests {
         offsets
     }
 
-    fn some_items(n: &mut Numbers, ops: u64) -> Vec<Item> {
+    fn some_items(n: &mut Rng, ops: u64) -> Vec<Item> {
         let count = n.below(250);
         let mut span = |most: u64| {
             let first = n.below(ops);
@@ -428,7 +418,7 @@ mod tests {
 
     #[test]
     fn offsets_are_those_of_the_definition() {
-        let n = &mut Numbers(0x5eed);
+        let n = &mut Rng::new(0x5eed);
         for round in 0..600 {
             let ops = 1 + n.below([3, 40, 300, 3_000][round % 4]);
             let items = some_items(n, ops);

@@ -82,14 +82,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     // As the plan has it: of `min` and `max` too.
     let line = Line::Bytes(fit.plans.iter().map(|plan| plan.line_bytes).max().unwrap_or(1));
-    let rows = match strategies(&model, &ask, &machine, line) {
-        Ok(rows) => rows,
-        Err(error) if args.forecast.strategies => return Err(error.into()),
+    let all = || strategies(&model, &ask, &machine, line);
+    let (rows, advised) = if args.forecast.strategies {
+        let rows = all()?;
+        let advised = print::recommendation(&rows);
+        (rows, advised)
+    } else if args.run.json {
+        (Vec::new(), String::new())
+    } else {
         // What was asked for has its answer without them.
-        Err(_) => Vec::new(),
+        (Vec::new(), all().map_or_else(|_| String::new(), |rows| print::recommendation(&rows)))
     };
-    let advised = print::recommendation(&rows);
-    let rows = if args.forecast.strategies { rows } else { Vec::new() };
     let lines = match &args.forecast.curve {
         Some(CurveArg::Lines(count)) => Some(*count),
         Some(CurveArg::File(_)) => Some(CURVE_LINES),

@@ -23,8 +23,8 @@ use crate::CudaError;
 use crate::driver::{Address, Context, Event, Stream};
 use crate::signals::{lock, sleep_until};
 
-/// Bytes of a window. Small enough that all of them stay in the processor's cache: with windows of 16 MiB the same
-/// readers move a sixth less (`bench/runs/2026-11-30-h200`, 16 cores: 12 readers 48 GB/s, with 4 MiB 60).
+/// Bytes of a window. With windows of 16 MiB the same readers move a fifth less (`bench/runs/2026-11-30-h200/raw/stage.txt`, 16
+/// cores: 12 readers 48 GB/s, with 4 MiB 60), most likely since these stay in the processor's cache.
 pub(crate) const WINDOW_BYTES: usize = 4 << 20;
 
 /// Windows: 80 MiB in all, enough for every reader to fill one while others are copied. Pinning takes 0.6 ms a MiB.

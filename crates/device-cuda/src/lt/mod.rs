@@ -116,12 +116,12 @@ impl Lt {
         // SAFETY: the pointer is to a local.
         check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut handle) })?;
         let version = version_text(functions.version());
-        let is_known = |tuned: &&TunedProduct| tuned.library == version;
+        let is_of_version = |tuned: &&TunedProduct| tuned.version == version;
         Ok(Self {
             functions,
             handle,
             arch,
-            tuned: tuned.iter().filter(is_known).cloned().collect(),
+            tuned: tuned.iter().filter(is_of_version).cloned().collect(),
             has_f8_rows: narrow
                 && arch == Some(Arch::Sm90a)
                 && functions.version() >= F8_ROWS_SINCE,

@@ -33,7 +33,8 @@ const WORKSPACE_BYTES: u64 = 256;
 #[serde(deny_unknown_fields)]
 pub struct TunedProduct {
     /// Version of cuBLASLt in which the algorithm has its number.
-    pub library: String,
+    #[serde(rename = "library")]
+    pub version: String,
     /// Rows.
     pub rows: u64,
     /// Columns.
@@ -180,8 +181,8 @@ impl Lt {
             let best = &candidates[quickest(&mut times)];
             if best.algorithm() != first.algorithm() {
                 let Layer { rows, n, k, gelu } = layer;
-                let (library, algorithm) = (self.version(), best.algorithm());
-                tuned.push(TunedProduct { library, rows, n, k, gelu, algorithm });
+                let (version, algorithm) = (self.version(), best.algorithm());
+                tuned.push(TunedProduct { version, rows, n, k, gelu, algorithm });
             }
         }
         Ok(tuned)

@@ -27,6 +27,11 @@ impl Rng {
         first + self.draw() % (last - first + 1)
     }
 
+    /// A number below `most`.
+    pub fn below(&mut self, most: u64) -> u64 {
+        self.draw() % most
+    }
+
     /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.draw().is_multiple_of(n)
