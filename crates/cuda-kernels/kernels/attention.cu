@@ -85,8 +85,8 @@ __device__ __forceinline__ void attention(ATTENTION_PARAMETERS) {
                 load_x4(fk, k_base + j * 16 * D * 2 + (k_piece ^ (32 * part)));
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
-                    multiply_add(scores[i][2 * j], fq[i], fk[0], fk[1]);
-                    multiply_add(scores[i][2 * j + 1], fq[i], fk[2], fk[3]);
+                    multiply_add(Bf16{}, scores[i][2 * j], fq[i], fk[0], fk[1]);
+                    multiply_add(Bf16{}, scores[i][2 * j + 1], fq[i], fk[2], fk[3]);
                 }
             }
         }
@@ -158,8 +158,8 @@ __device__ __forceinline__ void attention(ATTENTION_PARAMETERS) {
                 load_x4_transposed(fv, v_base + part * 16 * D * 2 + (q_piece ^ (32 * j)));
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
-                    multiply_add(sums[i][2 * j], fp[i], fv[0], fv[1]);
-                    multiply_add(sums[i][2 * j + 1], fp[i], fv[2], fv[3]);
+                    multiply_add(Bf16{}, sums[i][2 * j], fp[i], fv[0], fv[1]);
+                    multiply_add(Bf16{}, sums[i][2 * j + 1], fp[i], fv[2], fv[3]);
                 }
             }
         }

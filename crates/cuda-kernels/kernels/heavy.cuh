@@ -59,14 +59,29 @@ __device__ __forceinline__ void load_x2(uint32_t& r0, uint32_t& r1, uint32_t add
                  : "memory");
 }
 
+// What 16 bits of the operands are: a number, or two of 8 bits. Fragments, copies and swizzles are the same for both.
+struct Bf16 {};
+struct E4m3 {};
+
 // sums[16 x 8] += a[16 x 16] b[8 x 16]^T.
-__device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply_add(Bf16, float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+#if __CUDA_ARCH__ >= 890
+// sums[16 x 8] += a[16 x 32] b[8 x 32]^T.
+__device__ __forceinline__ void multiply_add(E4m3, float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
 
 // 2^x within two units in the last place.
 __device__ __forceinline__ float power_of_two(float x) {
@@ -168,6 +183,26 @@ __device__ __forceinline__ void store_eight(const Epilogue& e, uint32_t row, uin
         packed.z = bf16_pair(sums[4], sums[5]), packed.w = bf16_pair(sums[6], sums[7]);
         *reinterpret_cast<uint4*>(static_cast<uint16_t*>(e.out) + at) = packed;
     }
+}
+
+// out = base + gate * activation(sum * row_scale[row] * col_scale[col] + bias)
+struct ScaledEpilogue : Epilogue {
+    const float* row_scale;
+    const float* col_scale;
+};
+
+__device__ __forceinline__ void store_one(const ScaledEpilogue& e, uint32_t row, uint32_t col, float sum) {
+    sum = __fmul_rn(__fmul_rn(sum, e.row_scale[row]), e.col_scale[col]);
+    store_one(static_cast<const Epilogue&>(e), row, col, sum);
+}
+
+__device__ __forceinline__ void store_eight(const ScaledEpilogue& e, uint32_t row, uint32_t col, float (&sums)[8]) {
+    float scales[8];
+    const float of_row = e.row_scale[row];
+    eight(e.col_scale, col, true, scales);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = __fmul_rn(__fmul_rn(sums[i], of_row), scales[i]);
+    store_eight(static_cast<const Epilogue&>(e), row, col, sums);
 }
 
 }  // namespace heavy

@@ -58,7 +58,7 @@ struct RowCopy {
 };
 
 // Sums of this warp's part of the tile over all of k. `depth` is a multiple of 8.
-template <class T, class CopyA, class CopyB>
+template <class T, class Numbers = Bf16, class CopyA, class CopyB>
 __device__ __forceinline__ void sum_tile(float (&sums)[T::MT][T::NT][4], CopyA& a, CopyB& b, uint32_t shared,
                                          uint32_t depth) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void sum_tile(float (&sums)[T::MT][T::NT][4], CopyA& 
             for (int i = 0; i < T::MT; ++i)
 #pragma unroll
                 for (int j = 0; j < T::NT; ++j)
-                    multiply_add(sums[i][j], fa[side][i], fb[side][j / 2][j % 2 * 2], fb[side][j / 2][j % 2 * 2 + 1]);
+                    multiply_add(Numbers{}, sums[i][j], fa[side][i], fb[side][j / 2][j % 2 * 2], fb[side][j / 2][j % 2 * 2 + 1]);
         }
         slot = slot + 1 == T::STAGES ? 0 : slot + 1;
         ahead = ahead + 1 == T::STAGES ? 0 : ahead + 1;
@@ -139,8 +139,8 @@ __device__ __forceinline__ void to_slab(float* slab, int i, int j, const float* 
 }
 
 // Stores a warp's slab of LINES x COLS sums; a lane has eight columns of a row. Line i is row `row_of(i)`.
-template <int LINES, int COLS, class RowOf>
-__device__ __forceinline__ void store_slab(const float* slab, const Epilogue& e, const RowOf& row_of, uint32_t rows,
+template <int LINES, int COLS, class Tail, class RowOf>
+__device__ __forceinline__ void store_slab(const float* slab, const Tail& e, const RowOf& row_of, uint32_t rows,
                                            uint32_t first_col) {
     constexpr uint32_t PITCH_FLOATS = COLS + 8;
     __syncwarp();
@@ -166,8 +166,8 @@ __device__ __forceinline__ void store_slab(const float* slab, const Epilogue& e,
     }
 }
 
-template <class T>
-__device__ __forceinline__ void store_tile(float (&sums)[T::MT][T::NT][4], const Epilogue& e, void* shared,
+template <class T, class Tail>
+__device__ __forceinline__ void store_tile(float (&sums)[T::MT][T::NT][4], const Tail& e, void* shared,
                                            uint32_t first_row, uint32_t rows, uint32_t first_col) {
     const uint32_t warp = threadIdx.x / 32;
     float* slab = static_cast<float*>(shared) + warp * T::WM * T::SLAB_PITCH;

@@ -86,15 +86,20 @@ impl Arch {
         }
     }
 
+    /// Whether own kernels multiply 8 bits by 8 bits on its tensor cores.
+    pub const fn has_narrow_products(self) -> bool {
+        matches!(self, Self::Sm89 | Self::Sm90a | Self::Sm120a)
+    }
+
     /// Every module of the architecture.
     pub fn cubins(self) -> &'static [Cubin] {
         match self {
             Self::Sm80 => cubins!("sm_80",),
             Self::Sm86 => cubins!("sm_86",),
-            Self::Sm89 => cubins!("sm_89",),
-            Self::Sm90a => cubins!("sm_90a", "hopper", "hopper_attention"),
+            Self::Sm89 => cubins!("sm_89", "gemm_f8"),
+            Self::Sm90a => cubins!("sm_90a", "gemm_f8", "hopper", "hopper_attention"),
             Self::Sm100a => cubins!("sm_100a",),
-            Self::Sm120a => cubins!("sm_120a",),
+            Self::Sm120a => cubins!("sm_120a", "gemm_f8"),
         }
     }
 }

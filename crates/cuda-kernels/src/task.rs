@@ -32,6 +32,8 @@ pub enum NarrowBackend {
     ///
     /// Hopper's; cuBLASLt has no such product on other cards.
     CublasLtRows,
+    /// 8 bits by 8 bits in own kernels, likewise quantized: where [`Arch::has_narrow_products`].
+    Own,
 }
 
 /// The implementations that a plan is made for: part of its arithmetic, since they decide bits.

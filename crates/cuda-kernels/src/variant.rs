@@ -15,6 +15,7 @@ const MULTIPROCESSORS: u64 = 132;
 /// A wide product's kernels.
 struct Wide {
     gemm: &'static str,
+    narrow: &'static str,
     conv: &'static str,
     rows: u64,
     threads: u32,
@@ -27,6 +28,7 @@ struct Wide {
 const WIDE: [Wide; 2] = [
     Wide {
         gemm: "gemm_128x256",
+        narrow: "gemm_f8_128x256",
         conv: "conv_128x256",
         rows: 128,
         threads: 256,
@@ -36,6 +38,7 @@ const WIDE: [Wide; 2] = [
     // Fewer bytes from the second cache for as many sums: 192 rows in the time of 178.
     Wide {
         gemm: "gemm_192x256",
+        narrow: "gemm_f8_192x256",
         conv: "conv_192x256",
         rows: 192,
         threads: 384,
@@ -61,9 +64,10 @@ impl Arch {
             _ => 0,
         };
         // Where the kernels' parameters have the result's rows and columns.
-        let (is_gemm, rows, cols) = match launch.kernel {
-            "gemm_128x128" => (true, number(15), number(16)),
-            "conv_128x128" => (false, number(6), number(15)),
+        let (of, rows, cols): (fn(&Wide) -> &'static str, u64, u64) = match launch.kernel {
+            "gemm_128x128" => (|wide| wide.gemm, number(15), number(16)),
+            "gemm_f8_128x128" => (|wide| wide.narrow, number(15), number(16)),
+            "conv_128x128" => (|wide| wide.conv, number(6), number(15)),
             // Blocks of as many queries: the same grid.
             "attention_128" => {
                 let (kernel, block) = ("attention_128_hopper", [256, 1, 1]);
@@ -82,7 +86,7 @@ impl Arch {
         let wide = if time(high) < time(narrow) { high } else { narrow };
         match u32::try_from(blocks(wide)) {
             Ok(count) if blocks(narrow) >= BLOCKS_LEAST => Launch {
-                kernel: if is_gemm { wide.gemm } else { wide.conv },
+                kernel: of(wide),
                 grid: [count, 1, 1],
                 block: [wide.threads, 1, 1],
                 shared_bytes: wide.shared_bytes,

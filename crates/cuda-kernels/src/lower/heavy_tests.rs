@@ -215,6 +215,33 @@ fn rows_are_quantized_for_products_of_eight_bits_whatever_their_number() {
 }
 
 #[test]
+fn own_products_of_eight_bits_take_all_that_follows_the_sum() {
+    let own = Backends { narrow: NarrowBackend::Own, ..OWN };
+    for (m, n, k, kernel, on_hopper) in [
+        (1, 3072, 3072, "gemm_f8_64x64", "gemm_f8_64x64"),
+        (77, 72, 48, "gemm_f8_64x64", "gemm_f8_64x64"),
+        (512, 3072, 12288, "gemm_f8_128x128", "gemm_f8_128x128"),
+        (4608, 12288, 3072, "gemm_f8_128x128", "gemm_f8_192x256"),
+    ] {
+        for (activation, has_residual) in [(Activation::Silu, false), (Activation::None, true)] {
+            let tasks = made(narrow(layer(m, n, k), activation, has_residual), own);
+            assert_eq!(tasks.len(), 2);
+            let product = launch(&tasks[1]);
+            assert_eq!(product.kernel, kernel);
+            let (scales, x8) = (SCRATCH + 256, SCRATCH + 256 + (4 * m).next_multiple_of(256));
+            assert_eq!(product.args[0], Arg::Arena(x8));
+            assert_eq!(product.args[19..], [Arg::Arena(scales), Arg::Arena(9 << 34)]);
+            let hopper = Arch::Sm90a.variant(product.clone());
+            assert_eq!(hopper.kernel, on_hopper);
+            assert_eq!(kernels()[hopper.kernel].fault(&hopper), None);
+        }
+    }
+    // Half a piece of 16 bytes along k.
+    let odd = made(narrow(layer(77, 64, 72), Activation::None, false), own);
+    assert!(launch(&odd[0]).kernel.starts_with("unpack_f8"));
+}
+
+#[test]
 fn a_residual_that_the_product_cannot_add_comes_after_it() {
     let [x, weight, bias, out, gate] = layer(77, 64, 64);
     let f32 = |mat: Mat| Mat { dtype: DType::F32, ..mat };

@@ -121,7 +121,7 @@ pub fn is_narrow_product(op: &OpKind<Shape, Shape>, backends: Backends) -> bool 
 pub(super) fn workspace_bytes(op: &OpKind<Shape, Shape>, backends: Backends) -> u64 {
     match Types::of(op) {
         None => 0,
-        Some(types) if narrow::takes(&types, backends) => narrow::scratch_bytes(&types),
+        Some(types) if narrow::takes(&types, backends) => narrow::scratch_bytes(&types, backends),
         Some(types) => {
             unpack::bytes(types.n, types.k, types.stored)
                 + scratch_bytes(route(&types, backends), types.rows, types.n)
@@ -151,7 +151,7 @@ pub(super) fn tasks(op: &BoundOp, backends: Backends) -> Result<Vec<Task>, Unsup
     let (first, weight) = match weight_scale {
         None => (None, *stored),
         Some(scale) if narrow::takes(&types, backends) => {
-            return narrow::tasks(&layer(stored), &types, scale, workspace);
+            return narrow::tasks(&layer(stored), &types, scale, workspace, backends.narrow);
         }
         Some(scale) => {
             let (launch, unpacked) = unpack(name, stored, scale, workspace)?;

@@ -1,5 +1,5 @@
-//! Products of 8-bit operands: rows of `x` to e4m3, each by a scale of its own, then a library's product with the scales
-//! of both operands' rows.
+//! Products of 8-bit operands: rows of `x` to e4m3, each by a scale of its own, then a library's or an own kernel's product
+//! with the scales of both operands' rows.
 //!
 //! - A residual is added by the product itself, and its gate is folded into the scales of the weight's rows and into the
 //!   bias, by further blocks of the launch that quantizes: `base + gate (s (x w^T) + b)` is `(gate s)(x w^T) + gate b +
@@ -15,7 +15,7 @@ use plimsoll_graph::{Activation, DType};
 
 use super::light;
 use super::linear::{LIBRARY_BYTES, Layer, SCRATCH_ALIGNMENT, Types, matrix};
-use super::product::{is_aligned, number};
+use super::product::{Product, Tail, is_aligned, launch_narrow, number};
 use crate::task::{
     Arg, Backends, Gemm, GemmActivation, GemmBackend, Launch, NarrowBackend, RowScales, Task,
     Unsupported,
@@ -36,7 +36,11 @@ const ROW_KERNELS: [(&str, u64); 2] = [("quantize_f8_4", 4), ("quantize_f8_16", 
 /// Whether a layer over an 8-bit weight is computed here.
 pub(super) fn takes(types: &Types, backends: Backends) -> bool {
     let is_bf16 = |dtype: DType| dtype == DType::BF16;
-    backends.narrow == NarrowBackend::CublasLtRows
+    let is_own = backends.narrow == NarrowBackend::Own
+        && types.stored == DType::F8E4M3
+        && is_bf16(types.x)
+        && types.k.is_multiple_of(SIDE_MULTIPLE);
+    let is_library = backends.narrow == NarrowBackend::CublasLtRows
         && backends.gemm == GemmBackend::CublasLt
         && types.stored == DType::F8E4M3
         && is_bf16(types.x)
@@ -44,7 +48,8 @@ pub(super) fn takes(types: &Types, backends: Backends) -> bool {
         && types.bias.is_none_or(is_bf16)
         && matches!(types.activation, Activation::None | Activation::GeluTanh)
         && types.n.is_multiple_of(SIDE_MULTIPLE)
-        && types.k.is_multiple_of(SIDE_MULTIPLE)
+        && types.k.is_multiple_of(SIDE_MULTIPLE);
+    is_own || is_library
 }
 
 /// Where the parts of the scratch are, from its beginning.
@@ -58,10 +63,10 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(types: &Types) -> Self {
+    fn new(types: &Types, backend: NarrowBackend) -> Self {
         let &Types { rows, n, k, .. } = types;
         let aligned = |bytes: u64| bytes.next_multiple_of(SCRATCH_ALIGNMENT);
-        let residual = Added::of(types);
+        let residual = Added::of(types, backend);
         let gated = if residual == Added::Gated { n } else { 0 };
         let scales = LIBRARY_BYTES;
         let gated_scales = scales + aligned(rows * DType::F32.bytes());
@@ -84,12 +89,17 @@ enum Added {
     Plain,
     /// By the product, the gate folded into its scales and bias.
     Gated,
+    /// By an own kernel, with its gate, whatever comes before.
+    ByOwn,
     /// By a launch after it.
     After,
 }
 
 impl Added {
-    fn of(types: &Types) -> Self {
+    fn of(types: &Types, backend: NarrowBackend) -> Self {
+        if backend == NarrowBackend::Own {
+            return if types.base.is_some() { Self::ByOwn } else { Self::None };
+        }
         let is_fused = types.activation == Activation::None
             && types.base == Some(types.out)
             && types.gate.is_none_or(|gate| gate == DType::BF16);
@@ -103,8 +113,8 @@ impl Added {
 }
 
 /// Scratch of such a layer: its library's, `x` in 8 bits with a scale a row, and its product where a residual follows.
-pub(super) fn scratch_bytes(types: &Types) -> u64 {
-    Scratch::new(types).bytes
+pub(super) fn scratch_bytes(types: &Types, backends: Backends) -> u64 {
+    Scratch::new(types, backends.narrow).bytes
 }
 
 /// The tasks of a layer that [`takes`] has accepted.
@@ -117,6 +127,7 @@ pub(super) fn tasks(
     types: &Types,
     scale: &Mat,
     workspace: Region,
+    backend: NarrowBackend,
 ) -> Result<Vec<Task>, Unsupported> {
     let Layer { name, x, weight, bias, activation, residual, out } = *layer;
     let unsupported = |what: &str| Unsupported { what: format!("{name}: {what}") };
@@ -129,13 +140,35 @@ pub(super) fn tasks(
     if !fits {
         return Err(unsupported("an 8-bit weight and scales of these shapes"));
     }
-    let (scratch, added) = (Scratch::new(types), Added::of(types));
+    let (scratch, added) = (Scratch::new(types, backend), Added::of(types, backend));
     if workspace.bytes < scratch.bytes {
         return Err(unsupported("no room for its operand in 8 bits"));
     }
     let at = |part: u64| workspace.offset + part;
     let base = residual.as_ref().map(|residual| &residual.base);
     let gate = residual.as_ref().and_then(|residual| residual.gate.as_ref());
+    let dense = |offset: u64, cols: u64, dtype: DType| Mat {
+        offset,
+        rows,
+        cols,
+        stride: cols,
+        dtype,
+        step_bytes: 0,
+    };
+    let quantized = dense(at(scratch.quantized), k, DType::F8E4M3);
+    if backend == NarrowBackend::Own {
+        if !is_aligned(scale) {
+            return Err(unsupported("scales at an address that is not a multiple of 16"));
+        }
+        let tail = Tail { bias, activation, gate, base, out };
+        let product = Product { x: &quantized, w: weight, tail };
+        let scales = [at(scratch.scales), scale.offset];
+        let launches = [
+            quantize(name, x, at(scratch.scales), &quantized, None)?,
+            launch_narrow(name, &product, scales)?,
+        ];
+        return Ok(launches.map(Task::Launch).to_vec());
+    }
     let is_after = added == Added::After;
     let by_product = [Some(out), base].map(|mat| mat.filter(|_| !is_after));
     let suits = [Some(weight), Some(scale), bias]
@@ -151,15 +184,6 @@ pub(super) fn tasks(
     {
         return Err(unsupported("a residual of this shape"));
     }
-    let dense = |offset: u64, cols: u64, dtype: DType| Mat {
-        offset,
-        rows,
-        cols,
-        stride: cols,
-        dtype,
-        step_bytes: 0,
-    };
-    let quantized = dense(at(scratch.quantized), k, DType::F8E4M3);
     let product = if is_after { dense(at(scratch.product), n, DType::BF16) } else { *out };
     let fold = gate.filter(|_| added == Added::Gated).map(|gate| Fold {
         scale,

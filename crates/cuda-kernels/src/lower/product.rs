@@ -43,6 +43,7 @@ pub(super) struct Tail<'a> {
 }
 
 /// A kernel with its tile.
+#[derive(Clone, Copy)]
 struct Kernel {
     name: &'static str,
     tile: [u64; 2],
@@ -56,6 +57,9 @@ const MIDDLE: Kernel =
     Kernel { name: "gemm_64x64", tile: [64, 64], threads: 128, shared_bytes: 4 * 128 * 128 };
 const THIN: Kernel =
     Kernel { name: "gemm_16x32", tile: [16, 32], threads: 128, shared_bytes: 7 * 48 * 128 };
+/// Of 8-bit operands; a step along k is as many bytes.
+const NARROW_LARGE: Kernel = Kernel { name: "gemm_f8_128x128", ..LARGE };
+const NARROW_SMALL: Kernel = Kernel { name: "gemm_f8_64x64", ..MIDDLE };
 const ANY: Kernel = Kernel { name: "gemm_any", tile: [64, 64], threads: 256, shared_bytes: 0 };
 
 /// A size that the kernels take: below 2^31, so that a tile's end is a `u32` too.
@@ -123,10 +127,45 @@ fn place(name: &str, mat: Option<&Mat>) -> Result<[Arg; 2], Unsupported> {
 /// # Errors
 /// [`Unsupported`] for operands of indices, sizes from 2^31 on, and operands that do not fit each other.
 pub(super) fn launch(name: &str, product: &Product<'_>) -> Result<Launch, Unsupported> {
+    if [product.x, product.w].iter().any(|mat| mat.dtype == DType::F8E4M3) {
+        return Err(Unsupported { what: format!("{name} with 8-bit operands") });
+    }
+    launch_of(name, product, kernel(product))
+}
+
+/// The launch of a product of 8-bit operands: `x` dense, each row of both with an `f32` scale at an offset.
+///
+/// The number of rows may choose the tile, since all tiles of an architecture give an element the same bits.
+///
+/// # Errors
+/// As [`launch`], and for operands of other types or at addresses that are not multiples of 16.
+pub(super) fn launch_narrow(
+    name: &str,
+    product: &Product<'_>,
+    scales: [u64; 2],
+) -> Result<Launch, Unsupported> {
+    let Product { x, w, .. } = product;
+    let is_narrow = |mat: &Mat| mat.dtype == DType::F8E4M3 && is_aligned(mat);
+    if !(is_narrow(x) && is_narrow(w) && x.step_bytes == 0 && x.cols.is_multiple_of(ALIGNMENT)) {
+        return Err(Unsupported { what: format!("{name}: 8-bit operands of this kind") });
+    }
+    let is_large = tiles(&NARROW_LARGE, product) >= LARGE_TILES;
+    let mut launch =
+        launch_of(name, product, if is_large { &NARROW_LARGE } else { &NARROW_SMALL })?;
+    launch.args.extend(scales.map(Arg::Arena));
+    Ok(launch)
+}
+
+fn tiles(kernel: &Kernel, Product { x, w, .. }: &Product<'_>) -> u64 {
+    x.rows.div_ceil(kernel.tile[0]) * w.rows.div_ceil(kernel.tile[1])
+}
+
+fn launch_of(name: &str, product: &Product<'_>, kernel: &Kernel) -> Result<Launch, Unsupported> {
     let Product { x, w, tail } = product;
     let (m, n, k) = (x.rows, w.rows, x.cols);
     let all = [Some(*x), Some(*w), tail.bias, tail.gate, tail.base, Some(tail.out)];
-    if all.iter().flatten().any(|mat| matches!(mat.dtype, DType::U32 | DType::F8E4M3)) {
+    let is_number = |mat: &&Mat| !matches!(mat.dtype, DType::U32 | DType::F8E4M3);
+    if x.dtype == DType::U32 || w.dtype == DType::U32 || !all[2..].iter().flatten().all(is_number) {
         return Err(Unsupported { what: format!("{name} with u32 or 8-bit operands") });
     }
     let is_row = |mat: Option<&Mat>| mat.is_none_or(|mat| mat.rows == 1 && mat.cols == n);
@@ -141,8 +180,6 @@ pub(super) fn launch(name: &str, product: &Product<'_>) -> Result<Launch, Unsupp
     if !fits {
         return Err(Unsupported { what: format!("{name}: operands of these shapes") });
     }
-    let kernel = kernel(product);
-    let tiles = m.div_ceil(kernel.tile[0]) * n.div_ceil(kernel.tile[1]);
     let stride = |mat: Option<&Mat>| number(name, mat.map_or(0, |mat| mat.stride)).map(Arg::U32);
     let ([x_at, x_step], [gate_at, gate_step]) = (place(name, Some(x))?, place(name, tail.gate)?);
     let ([base_at, base_step], [out_at, out_step]) =
@@ -171,7 +208,7 @@ pub(super) fn launch(name: &str, product: &Product<'_>) -> Result<Launch, Unsupp
     ];
     Ok(Launch {
         kernel: kernel.name,
-        grid: [number(name, tiles)?, 1, 1],
+        grid: [number(name, tiles(kernel, product))?, 1, 1],
         block: [kernel.threads, 1, 1],
         shared_bytes: kernel.shared_bytes,
         args,
@@ -185,7 +222,7 @@ fn kernel(product: &Product<'_>) -> &'static Kernel {
         &ANY
     } else if x.rows <= THIN_ROWS {
         &THIN
-    } else if x.rows.div_ceil(LARGE.tile[0]) * w.rows.div_ceil(LARGE.tile[1]) >= LARGE_TILES {
+    } else if tiles(&LARGE, product) >= LARGE_TILES {
         &LARGE
     } else {
         &MIDDLE
