@@ -2,6 +2,7 @@
 """Checks and times the kernels of products, attention and convolution on a CUDA card, against torch in float64.
 
     python3 tools/check_kernels_heavy.py [check] [time]      both, unless one is named
+    python3 tools/check_kernels_heavy.py f8                  products of 8-bit operands alone, checked and timed
     compute-sanitizer --tool racecheck python3 tools/check_kernels_heavy.py few      each kernel, few and small
 
 Inputs are fresh normal numbers, outputs are NaN before each run, sizes are odd and operands are views of wider
@@ -402,6 +403,86 @@ def time_all():
         print(line)
 
 
+# --- products of 8-bit operands -----------------------------------------------------------------------
+
+F8_TILES = {"gemm_f8_128x128": (128, 128, 128, 3 * 256 * 128), "gemm_f8_64x64": (64, 64, 128, 4 * 128 * 128)}
+if IS_HOPPER:
+    F8_TILES["gemm_f8_128x256"] = (128, 256, 256, 4 * 384 * 128)
+    F8_TILES["gemm_f8_192x256"] = (192, 256, 384, 4 * 448 * 128)
+F8_STEP = torch.tensor([3], dtype=torch.int32, device="cuda")
+
+
+def f8_rows(x):
+    """Codes and a scale a row."""
+    most = x.float().abs().amax(1, keepdim=True).clamp_min(1e-30)
+    return (x.float() * (448.0 / most)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), (most / 448.0)[:, 0].contiguous()
+
+
+def gemm_f8(module, kernel, x, w, x_scale, w_scale, out, bias=None, activation="none", base=None, gate=None, gate_step=0):
+    rows, cols, threads, shared = F8_TILES[kernel]
+    (m, k), n = x.shape, w.shape[0]
+    args = [x, u32(0), u32(x.stride(0)), w, u32(w.stride(0)), bias, gate, u32(gate_step), base, u32(0)]
+    args += [u32(base.stride(0) if base is not None else 0), out, u32(0), u32(out.stride(0)), F8_STEP if gate_step else None]
+    args += [u32(m), u32(n), u32(k), u32(flags(activation, bias, gate, base, out)), x_scale, w_scale]
+    module.launch(kernel, -(-m // rows) * -(-n // cols), threads, args, shared)
+
+
+def check_f8():
+    """Errors beside float64 of the same codes: sums of 8-bit products keep some 13 bits on Hopper."""
+    module = Kernels("gemm_f8")
+    for kernel in F8_TILES:
+        for n, k, activation, parts, pad in ((264, 320, "none", "b", 0), (520, 1552, "gelu", "b", 8), (77, 48, "silu", "", 3), (3072, 3072, "none", "brg", 8), (256, 12288, "none", "big", 0), (128, 15360, "none", "r", 0)):
+            x, x_scale = f8_rows(torch.randn(512 if k > 3072 else 4608, k, device="cuda"))
+            w, w_scale = f8_rows(torch.randn(n, k, device="cuda") * k**-0.5)
+            bias = matrix(1, n, BF16) if "b" in parts else None
+            table = matrix(5, n, BF16) if "g" in parts else None
+            gate = table[3:4] if table is not None else None
+            gate_step = table.stride(0) * 2 if table is not None else 0
+            whole = None
+            for m in (x.shape[0], 77, 64, 7, 1):
+                out = matrix(m, n, BF16, n + pad, None)
+                base = matrix(x.shape[0], n, BF16, n + 2 * pad)[:m] if "r" in parts else None
+                if whole is not None and base is not None:
+                    base = whole[1][:m]
+                if "i" in parts:
+                    base = out
+                    h.generator.manual_seed(7)
+                    out.copy_(torch.randn(512, n, generator=h.generator, device="cuda")[:m])
+                before = base.double() if base is not None else None
+                a, b = x[:m].double() * x_scale[:m, None].double(), w.double() * w_scale[:, None].double()
+                truth = gemm_reference(a, b, bias, activation, before, gate)
+                gemm_f8(module, kernel, x[:m], w, x_scale, w_scale, out, bias, activation, base, table, gate_step)
+                name = f"{kernel} {m}x{n}x{k} +{pad} {activation} {parts}"
+                scale = 1.0 if gate is None else max(1.0, gate.abs().max().item())
+                compare(name, out, truth, 0.51, scale * 2e-2)
+                assert_untouched(out, name)
+                if whole is None:
+                    whole = (out, base)
+                else:
+                    same_bits(f"{name} rows", out, whole[0][:m])
+        first = next(iter(F8_TILES))
+        x, x_scale = f8_rows(torch.randn(300, 3072, device="cuda"))
+        w, w_scale = f8_rows(torch.randn(520, 3072, device="cuda"))
+        one, other = (matrix(300, 520, BF16, fill=None) for _ in range(2))
+        gemm_f8(module, first, x, w, x_scale, w_scale, one)
+        gemm_f8(module, kernel, x, w, x_scale, w_scale, other)
+        same_bits(f"{kernel} and {first}", one, other)
+
+    print("8-bit products, TFLOP/s (us); the library's is torch._scaled_mm with scales of rows")
+    for m, n, k in ((4608, 12288, 3072), (4608, 3072, 15360), (512, 12288, 3072), (512, 3072, 12288), (1, 12288, 3072)):
+        (x, x_scale), (w, w_scale) = (f8_rows(torch.randn(rows, k, device="cuda")) for rows in (m, n))
+        out = matrix(m, n, BF16, fill=None)
+        runs = {kernel: lambda i, kernel=kernel: gemm_f8(module, kernel, x, w, x_scale, w_scale, out) for kernel in F8_TILES}
+        if m % 16 == 0:
+            runs["library"] = lambda i: torch._scaled_mm(x, w.T, x_scale[:, None], w_scale[None], out_dtype=BF16, use_fast_accum=True)
+        h.seconds(next(iter(runs.values())), 20, 20)
+        line = f"  {m}x{n}x{k}:"
+        for name, run in runs.items():
+            s = h.seconds(run, 20, 10)
+            line += f"  {name} {2 * m * n * k / s / 1e12:.0f} ({s * 1e6:.0f})"
+        print(line)
+
+
 def check_few():
     for kernel in (*LARGE_GEMMS, "gemm_64x64", "gemm_16x32"):
         check_gemm(kernel, 140, 200, 584, activation="gelu", parts="brg")
@@ -425,6 +506,8 @@ def main():
         for check in (check_gemms, check_rows, check_attentions, check_convs):
             check()
             torch.cuda.synchronize()
+    if "f8" in wanted:
+        check_f8()
     if "time" in wanted:
         time_all()
     h.finish()
