@@ -2,6 +2,8 @@
 """Checks and times the kernels of products, attention and convolution on a CUDA card, against torch in float64.
 
     python3 tools/check_kernels_heavy.py [check] [time]      both, unless one is named
+    python3 tools/kernels.py plain sm_90 FOLDER; PLIMSOLL_CUBINS=FOLDER python3 tools/check_kernels_heavy.py check
+                                                             on Hopper, what other cards run: mma and not wgmma
     python3 tools/check_kernels_heavy.py f8                  products of 8-bit operands alone, checked and timed
     compute-sanitizer --tool racecheck python3 tools/check_kernels_heavy.py few      each kernel, few and small
 
@@ -259,6 +261,9 @@ def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with
 
 
 def check_attentions():
+    if HAS_F8:
+        for kernel in F8_TILES:
+            check_f8_product(Kernels("gemm_f8"), kernel, (140, 7), 200, 592, "gelu", "brg", 8)
     for run, d in ((attention, 64), (attention, 128), *((hopper_attention, 128),) * IS_HOPPER):
         check_attention(run, 512, 512, 3, d)
         check_attention(run, 77, 77, 2, d)
@@ -405,6 +410,7 @@ def time_all():
 
 # --- products of 8-bit operands -----------------------------------------------------------------------
 
+HAS_F8 = torch.cuda.get_device_capability() in ((8, 9), (9, 0), (12, 0))
 F8_TILES = {"gemm_f8_128x128": (128, 128, 128, 3 * 256 * 128), "gemm_f8_64x64": (64, 64, 128, 4 * 128 * 128)}
 if IS_HOPPER:
     F8_TILES["gemm_f8_128x256"] = (128, 256, 256, 4 * 384 * 128)
@@ -427,39 +433,51 @@ def gemm_f8(module, kernel, x, w, x_scale, w_scale, out, bias=None, activation="
     module.launch(kernel, -(-m // rows) * -(-n // cols), threads, args, shared)
 
 
+def check_f8_product(module, kernel, rows, n, k, activation="none", parts="", pad=0):
+    """Errors beside float64 of the same codes.
+
+    Sums of 8-bit products keep some 13 bits in the tensor cores: what is lost grows with the root of their number.
+    """
+    x, x_scale = f8_rows(torch.randn(rows[0], k, device="cuda"))
+    w, w_scale = f8_rows(torch.randn(n, k, device="cuda") * k**-0.5)
+    bias = matrix(1, n, BF16) if "b" in parts else None
+    table = matrix(5, n, BF16) if "g" in parts else None
+    gate = table[3:4] if table is not None else None
+    gate_step = table.stride(0) * 2 if table is not None else 0
+    whole = None
+    for m in rows:
+        out = matrix(m, n, BF16, n + pad, None)
+        base = matrix(rows[0], n, BF16, n + 2 * pad)[:m] if "r" in parts else None
+        if whole is not None and base is not None:
+            base = whole[1][:m]
+        if "i" in parts:
+            base = out
+            h.generator.manual_seed(7)
+            out.copy_(torch.randn(rows[0], n, generator=h.generator, device="cuda")[:m])
+        before = base.double() if base is not None else None
+        a, b = x[:m].double() * x_scale[:m, None].double(), w.double() * w_scale[:, None].double()
+        truth = gemm_reference(a, b, bias, activation, before, gate)
+        gemm_f8(module, kernel, x[:m], w, x_scale, w_scale, out, bias, activation, base, table, gate_step)
+        name = f"{kernel} {m}x{n}x{k} +{pad} {activation} {parts}"
+        scale = 1.0 if gate is None else max(1.0, gate.abs().max().item())
+        compare(name, out, truth, 0.51, scale * 2e-2 * max(1.0, (k / 3072) ** 0.5))
+        assert_untouched(out, name)
+        if whole is None:
+            whole = (out, base)
+        else:
+            same_bits(f"{name} rows", out, whole[0][:m])
+
+
 def check_f8():
-    """Errors beside float64 of the same codes: sums of 8-bit products keep some 13 bits on Hopper."""
     module = Kernels("gemm_f8")
     for kernel in F8_TILES:
-        for n, k, activation, parts, pad in ((264, 320, "none", "b", 0), (520, 1552, "gelu", "b", 8), (77, 48, "silu", "", 3), (3072, 3072, "none", "brg", 8), (256, 12288, "none", "big", 0), (128, 15360, "none", "r", 0)):
-            x, x_scale = f8_rows(torch.randn(512 if k > 3072 else 4608, k, device="cuda"))
-            w, w_scale = f8_rows(torch.randn(n, k, device="cuda") * k**-0.5)
-            bias = matrix(1, n, BF16) if "b" in parts else None
-            table = matrix(5, n, BF16) if "g" in parts else None
-            gate = table[3:4] if table is not None else None
-            gate_step = table.stride(0) * 2 if table is not None else 0
-            whole = None
-            for m in (x.shape[0], 77, 64, 7, 1):
-                out = matrix(m, n, BF16, n + pad, None)
-                base = matrix(x.shape[0], n, BF16, n + 2 * pad)[:m] if "r" in parts else None
-                if whole is not None and base is not None:
-                    base = whole[1][:m]
-                if "i" in parts:
-                    base = out
-                    h.generator.manual_seed(7)
-                    out.copy_(torch.randn(512, n, generator=h.generator, device="cuda")[:m])
-                before = base.double() if base is not None else None
-                a, b = x[:m].double() * x_scale[:m, None].double(), w.double() * w_scale[:, None].double()
-                truth = gemm_reference(a, b, bias, activation, before, gate)
-                gemm_f8(module, kernel, x[:m], w, x_scale, w_scale, out, bias, activation, base, table, gate_step)
-                name = f"{kernel} {m}x{n}x{k} +{pad} {activation} {parts}"
-                scale = 1.0 if gate is None else max(1.0, gate.abs().max().item())
-                compare(name, out, truth, 0.51, scale * 2e-2)
-                assert_untouched(out, name)
-                if whole is None:
-                    whole = (out, base)
-                else:
-                    same_bits(f"{name} rows", out, whole[0][:m])
+        many, few = (4608, 77, 64, 7, 1), (512, 77, 64, 7, 1)
+        check_f8_product(module, kernel, many, 264, 320, "none", "b")
+        check_f8_product(module, kernel, many, 520, 1552, "gelu", "b", 8)
+        check_f8_product(module, kernel, many, 77, 48, "silu", "", 3)
+        check_f8_product(module, kernel, many, 3072, 3072, "none", "brg", 8)
+        check_f8_product(module, kernel, few, 256, 12288, "none", "big")
+        check_f8_product(module, kernel, few, 128, 15360, "none", "r")
         first = next(iter(F8_TILES))
         x, x_scale = f8_rows(torch.randn(300, 3072, device="cuda"))
         w, w_scale = f8_rows(torch.randn(520, 3072, device="cuda"))
@@ -468,6 +486,9 @@ def check_f8():
         gemm_f8(module, kernel, x, w, x_scale, w_scale, other)
         same_bits(f"{kernel} and {first}", one, other)
 
+
+def time_f8():
+    module = Kernels("gemm_f8")
     print("8-bit products, TFLOP/s (us); the library's is torch._scaled_mm with scales of rows")
     for m, n, k in ((4608, 12288, 3072), (4608, 3072, 15360), (512, 12288, 3072), (512, 3072, 12288), (1, 12288, 3072)):
         (x, x_scale), (w, w_scale) = (f8_rows(torch.randn(rows, k, device="cuda")) for rows in (m, n))
@@ -488,6 +509,9 @@ def check_few():
         check_gemm(kernel, 140, 200, 584, activation="gelu", parts="brg")
         check_gemm(kernel, 20, 33, 264, (BF16, BF16, F32, F32, BF16, F32), pad=8, parts="bgi")
     check_gemm("gemm_any", 70, 67, 45, pad=3, skew=1, activation="silu", parts="brg")
+    if HAS_F8:
+        for kernel in F8_TILES:
+            check_f8_product(Kernels("gemm_f8"), kernel, (140, 7), 200, 592, "gelu", "brg", 8)
     for run, d in ((attention, 64), (attention, 128), *((hopper_attention, 128),) * IS_HOPPER):
         check_attention(run, 140, 333, 2, d)
     check_attention(attention, 140, 140, 2, 64, causal=True, with_bias=True)
@@ -503,13 +527,16 @@ def main():
     if "few" in wanted:
         check_few()
     if "check" in wanted:
-        for check in (check_gemms, check_rows, check_attentions, check_convs):
+        for check in (check_gemms, check_rows, check_attentions, check_convs, *(check_f8,) * HAS_F8):
             check()
             torch.cuda.synchronize()
     if "f8" in wanted:
         check_f8()
+        time_f8()
     if "time" in wanted:
         time_all()
+        if HAS_F8:
+            time_f8()
     h.finish()
 
 

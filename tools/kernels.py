@@ -4,6 +4,8 @@
     tools/kernels.py build [NAME ...]   compile the sources that changed (or those named) and note it
     tools/kernels.py check              recompile all, compare every byte; exit 1, one line a difference
     tools/kernels.py table [NAME ...]   registers, spills and shared memory of each kernel
+    tools/kernels.py plain ARCH FOLDER  compile all but Hopper's own into FOLDER/ARCH, for a card that is here: with
+                                        PLIMSOLL_CUBINS=FOLDER the checks run on it what other cards would run
 
 Sources are crates/cuda-kernels/kernels/*.cu; a cubin goes to crates/cuda-kernels/cubin/ARCH/NAME.cubin for
 each architecture, and cubin/MANIFEST says what it was made from. A source whose text has a line
@@ -310,6 +312,18 @@ def check(path):
     return differences, len(wanted), len(files) - 1
 
 
+def plain(path, arch, folder):
+    """What cards without kernels of their own run, for an architecture that may have some: `sm_90` is not `sm_90a`."""
+    wanted = [source for source in sources() if any(not name.endswith("a") for name in source.archs)]
+    for source in wanted:
+        source.archs = [arch]
+    for source, _, cubin, _ in compile_all(path, wanted):
+        target = Path(folder) / arch / f"{source.name}.cubin"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(cubin)
+    print(f"built {len(wanted)} sources for {arch} in {folder}")
+
+
 def spills(line):
     words = line.split()
     return int(words[words.index("spill_bytes") + 1]) > 0
@@ -332,10 +346,15 @@ def show(lines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["build", "check", "table"])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="sources, without the ending")
+    parser.add_argument("command", choices=["build", "check", "table", "plain"])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="sources, without the ending; ARCH and FOLDER of plain")
     parser.add_argument("--nvrtc", metavar="PATH", help="libnvrtc.so.12, instead of the pinned wheel's")
     arguments = parser.parse_args()
+    if arguments.command == "plain":
+        if len(arguments.names) != 2:
+            raise Failure("plain takes an architecture and a folder")
+        plain(Path(arguments.nvrtc) if arguments.nvrtc else installed_nvrtc(), *arguments.names)
+        return 0
     names = [Path(name).stem for name in arguments.names]
     if arguments.command == "table":
         lines = [line for line in read_manifest() if line.startswith("kernel")]

@@ -111,7 +111,7 @@ impl Executor {
             Self::Absent(profile) => {
                 let backends = match args.kernels {
                     KernelsName::Auto => Backends::libraries(Arch::named(&profile.arch)),
-                    KernelsName::Own => Backends::OWN,
+                    KernelsName::Own => Backends::own(Arch::named(&profile.arch)),
                 };
                 Ok(Box::new(CudaMachine::new((**profile).clone(), backends, "")))
             }

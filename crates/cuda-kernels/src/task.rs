@@ -36,6 +36,13 @@ pub enum NarrowBackend {
     Own,
 }
 
+impl NarrowBackend {
+    /// Own kernels where the architecture has them.
+    pub fn own(arch: Option<Arch>) -> Self {
+        if arch.is_some_and(Arch::has_narrow_products) { Self::Own } else { Self::Unpacked }
+    }
+}
+
 /// The implementations that a plan is made for: part of its arithmetic, since they decide bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backends {
@@ -48,12 +55,17 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The driver alone.
+    /// The driver alone, on a card whose tensor cores multiply no 8 bits.
     pub const OWN: Self = Self {
         gemm: GemmBackend::Own,
         narrow: NarrowBackend::Unpacked,
         attention: AttentionBackend::Own,
     };
+
+    /// The driver alone, on a card of an architecture.
+    pub fn own(arch: Option<Arch>) -> Self {
+        Self { narrow: NarrowBackend::own(arch), ..Self::OWN }
+    }
 
     /// A card of an architecture with cuBLASLt and cuDNN of today: what a plan for one that is not here assumes.
     pub fn libraries(arch: Option<Arch>) -> Self {
@@ -61,7 +73,7 @@ impl Backends {
             gemm: GemmBackend::CublasLt,
             narrow: match arch {
                 Some(Arch::Sm90a) => NarrowBackend::CublasLtRows,
-                _ => NarrowBackend::Unpacked,
+                _ => NarrowBackend::own(arch),
             },
             attention: AttentionBackend::Cudnn,
         }

@@ -1,7 +1,7 @@
 //! A card as a planner sees it.
 
 use plimsoll_cuda_kernels::{
-    Arch, AttentionBackend, Backends, graph_shapes, is_narrow_product, unpacked_bytes,
+    Arch, AttentionBackend, Backends, NarrowBackend, graph_shapes, is_narrow_product, unpacked_bytes,
     workspace_bytes,
 };
 use plimsoll_graph::{Activation, Graph, Op, OpKind, Residual};
@@ -107,13 +107,15 @@ impl Machine for CudaMachine {
             OpKind::Linear { x, activation, residual, out, .. }
                 if is_narrow_product(&graph_shapes(graph, op), self.backends) =>
             {
-                let rates = self.rates(true);
-                let product = flops / rates.narrow_flops_per_second(x.rows);
-                // `x` is read and written in half as many bytes; the product adds a residual, unless an activation is between.
+                let is_library = self.backends.narrow == NarrowBackend::CublasLtRows;
+                let product = flops / self.rates(is_library).narrow_flops_per_second(x.rows);
+                // `x` is read and written in half as many bytes; the product adds a residual, unless it is a library's and
+                // an activation is between.
                 let width = graph.tensor(out.tensor).dtype.bytes();
                 let quantized = (x.rows * x.cols * (width + 1)) as f64;
                 let passed = (out.rows * out.cols * width) as f64 * 3.0;
-                let is_after = residual.is_some() && *activation != Activation::None;
+                let is_after =
+                    is_library && residual.is_some() && *activation != Activation::None;
                 let passes = u32::from(is_after);
                 let after = f64::from(passes) * self.moved(passed);
                 (2 + passes, product.max(self.moved(bytes)) + self.moved(quantized) + after)

@@ -134,7 +134,14 @@ impl CardProfile {
                     rate(1024, 568.0),
                     rate(4608, 582.0),
                 ],
-                narrow_gemm: Vec::new(),
+                narrow_gemm: vec![
+                    rate(1, 4.0),
+                    rate(77, 230.0),
+                    rate(256, 530.0),
+                    rate(512, 700.0),
+                    rate(1024, 900.0),
+                    rate(4608, 960.0),
+                ],
                 attention_flops_per_second: 496e12,
             },
             libraries: Some(Rates {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend, NarrowBackend};
+use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend};
 use plimsoll_device_cuda::CudaMachine;
 use plimsoll_device_cuda::profile::CardProfile;
 use plimsoll_graph::{DType, Graph, PhaseKind};
@@ -82,6 +82,11 @@ fn a_step_of_flux_with_products_of_eight_bits() {
     let unpacking = seconds(&graph, &unpacked, PhaseKind::Denoise).0;
     let plain = seconds(&flux_dev(&plain), &machine, PhaseKind::Denoise).0;
     assert!(step < plain && plain < unpacking, "{step} {plain} {unpacking}");
+    // At half the library's rate or more, and so still ahead of own products of 16 bits.
+    let own = CudaMachine::new(CardProfile::h200(), Backends::own(Some(Arch::Sm90a)), "");
+    let [own, own_plain] =
+        [&graph, &flux_dev(&self::plain)].map(|graph| seconds(graph, &own, PhaseKind::Denoise).0);
+    assert!(step < own && own < own_plain, "{step} {own} {own_plain}");
 }
 
 #[test]

@@ -41,9 +41,10 @@ pub(super) fn of(args: &PlanArgs) -> Result<(Known, Forecast, Vec<String>), Fail
             ));
         }
     }
+    let arch = Arch::named(&known.profile.arch);
     let backends = match args.run.kernels {
-        KernelsName::Auto => Backends::libraries(Arch::named(&known.profile.arch)),
-        KernelsName::Own => Backends::OWN,
+        KernelsName::Auto => Backends::libraries(arch),
+        KernelsName::Own => Backends::own(arch),
     };
     let machine = Forecast::with_backends(&known, backends);
     let machine =

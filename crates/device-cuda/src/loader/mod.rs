@@ -43,7 +43,7 @@ pub struct LibraryOptions {
     pub places: Option<Places>,
     /// Use own kernels for products even where cuBLASLt is there.
     pub without_cublas_lt: bool,
-    /// Unpack weights stored in 8 bits even where cuBLASLt multiplies 8 bits by 8 bits.
+    /// Unpack weights stored in 8 bits even where cuBLASLt or own kernels multiply 8 bits by 8 bits.
     pub without_narrow_products: bool,
     /// Use own kernels for attention even where cuDNN is there.
     pub without_cudnn: bool,
@@ -54,12 +54,14 @@ pub struct LibraryOptions {
 }
 
 /// Libraries that were found and opened.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Libraries {
     /// cuBLASLt.
     pub lt: Option<Lt>,
     /// cuDNN.
     pub dnn: Option<Dnn>,
+    /// Products of 8 bits without a library for them.
+    own_narrow: NarrowBackend,
     /// What was found and what was not, with reasons.
     pub reports: Vec<LibraryReport>,
 }
@@ -146,7 +148,12 @@ impl Libraries {
     /// Opens what a search with the same options has found. The context is current.
     pub(crate) fn open_found(found: Found, options: &LibraryOptions) -> Self {
         let Found { lt, dnn, reports } = found;
-        let mut opened = Self { lt: None, dnn: None, reports };
+        let own_narrow = if options.without_narrow_products {
+            NarrowBackend::Unpacked
+        } else {
+            NarrowBackend::own(options.arch)
+        };
+        let mut opened = Self { lt: None, dnn: None, own_narrow, reports };
         match lt
             .map(|functions| {
                 let narrow = !options.without_narrow_products;
@@ -181,7 +188,7 @@ impl Libraries {
             narrow: if self.lt.as_ref().is_some_and(Lt::has_f8_rows) {
                 NarrowBackend::CublasLtRows
             } else {
-                NarrowBackend::Unpacked
+                self.own_narrow
             },
             attention: if self.dnn.is_some() {
                 AttentionBackend::Cudnn
@@ -198,8 +205,9 @@ impl Libraries {
             let narrow = if lt.has_f8_rows() { " f8 gated" } else { "" };
             format!(" cublaslt {}{narrow}", lt.version())
         });
+        let own = (self.backends().narrow == NarrowBackend::Own).then(|| " f8 own".to_owned());
         let dnn = self.dnn.as_ref().map(|dnn| format!(" cudnn {}", dnn.version()));
-        lt.into_iter().chain(dnn).collect()
+        lt.into_iter().chain(own).chain(dnn).collect()
     }
 
     /// Uses each library once, so that all device memory that they take is taken; `scratch` are device bytes.

@@ -134,8 +134,12 @@ pub fn measure(
     profile.copy_share = rounded(copy_share);
     profile.memory_bytes_per_second = rounded(memory);
     profile.launch_seconds = rounded(launch);
-    with_bench(&own_options, &mut |bench, _| {
-        profile.own = round(bench.rates()?);
+    with_bench(&own_options, &mut |bench, backends| {
+        let mut rates = bench.rates()?;
+        if backends.narrow == NarrowBackend::Own {
+            rates.narrow_gemm = bench.narrow_rates(memory, launch)?;
+        }
+        profile.own = round(rates);
         profile.conv_flops_per_second = rounded(bench.conv_flops_per_second()?);
         Ok(())
     })?;

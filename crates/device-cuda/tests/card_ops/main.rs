@@ -191,7 +191,11 @@ fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
 #[test]
 #[ignore = "needs a CUDA card"]
 fn eight_bit_products_are_those_of_the_quantized_rows() {
-    let Some(mut device) = device(By::Libraries) else { return };
+    [By::Libraries, By::OwnKernels].into_iter().for_each(eight_bit_products);
+}
+
+fn eight_bit_products(by: By) {
+    let Some(mut device) = device(by) else { return };
     if device.card().backends().narrow == NarrowBackend::Unpacked {
         println!("no products of 8 bits on this card");
         return;
