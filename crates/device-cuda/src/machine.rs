@@ -1,8 +1,8 @@
 //! A card as a planner sees it.
 
 use plimsoll_cuda_kernels::{
-    Arch, AttentionBackend, Backends, NarrowBackend, graph_shapes, is_narrow_product, unpacked_bytes,
-    workspace_bytes,
+    Arch, AttentionBackend, Backends, NarrowBackend, graph_shapes, is_narrow_product,
+    unpacked_bytes, workspace_bytes,
 };
 use plimsoll_graph::{Activation, Graph, Op, OpKind, Residual};
 use plimsoll_plan::Machine;
@@ -114,8 +114,7 @@ impl Machine for CudaMachine {
                 let width = graph.tensor(out.tensor).dtype.bytes();
                 let quantized = (x.rows * x.cols * (width + 1)) as f64;
                 let passed = (out.rows * out.cols * width) as f64 * 3.0;
-                let is_after =
-                    is_library && residual.is_some() && *activation != Activation::None;
+                let is_after = is_library && residual.is_some() && *activation != Activation::None;
                 let passes = u32::from(is_after);
                 let after = f64::from(passes) * self.moved(passed);
                 (2 + passes, product.max(self.moved(bytes)) + self.moved(quantized) + after)

@@ -214,8 +214,7 @@ fn derive(card: &Card, bus: &Bus, class: &Class, measured: &CardProfile) -> Know
         });
         let narrow = rates.narrow_gemm.iter().filter_map(|rate| {
             let of = measured.libraries.as_ref().unwrap_or(rates);
-            let flops_per_second =
-                rate.flops_per_second * fp8? / of.narrow_flops_per_second(ROWS);
+            let flops_per_second = rate.flops_per_second * fp8? / of.narrow_flops_per_second(ROWS);
             Some(RowRate { rows: rate.rows, flops_per_second })
         });
         let attention = rates.attention_flops_per_second;

@@ -93,9 +93,9 @@ impl Dnn {
     /// [`CudaError::Library`].
     pub fn prepare(&self, sdpa: &Sdpa) -> Result<PreparedSdpa, CudaError> {
         let shape = shape_of(sdpa)?;
-        let known = lock(&self.plans).get(&shape).cloned();
-        // Building uses the handle.
+        // Building uses the handle. Held before the plans are looked at: two threads that want one plan build it once.
         let held = lock(&self.stream);
+        let known = lock(&self.plans).get(&shape).cloned();
         let plan = match known {
             Some(plan) => plan,
             None => {

@@ -1,7 +1,7 @@
 //! Whether pages of a file can be lent to the card: tried in a child process, because on one machine a
 //! registration never came back.
 //!
-//! The child is this very program, started again with a hidden first argument that [`probe_child`] answers; it
+//! The child is this very program, started again with a hidden first argument that [`probe_child`] answers; told to, it
 //! makes a context, maps each file as `host` does, lends its first and last pages, copies them to the card and
 //! back, and says one line a file. A file whose line does not come in time is unfit, and so is one whose bytes
 //! come back changed. Results are kept by the file's identity for the life of the process.
@@ -25,6 +25,9 @@ use crate::signals::lock;
 
 /// The hidden argument.
 const ARGUMENT: &str = "__plimsoll-try-registration";
+
+/// What a child is told when it may make its context.
+const GO: &str = "go\n";
 
 /// How long a file may take.
 const FILE_LIMIT: Duration = Duration::from_secs(5);
@@ -73,6 +76,11 @@ fn answer(index: u32, paths: impl Iterator<Item = OsString>) -> Result<(), CudaE
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     };
     driver::load()?;
+    let mut told = String::new();
+    // A parent that has gone says nothing, and no context is made for it.
+    if std::io::stdin().read_line(&mut told).is_err() || told != GO {
+        return Ok(());
+    }
     let context = Context::new(Ordinal::new(index)?)?;
     say("ready");
     for path in paths {
@@ -123,40 +131,90 @@ fn round_trip(context: &std::sync::Arc<Context>, range: &[u8]) -> Result<bool, C
 
 /// A verdict for each mapping, in order.
 pub(crate) fn fit(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Vec<Verdict> {
-    let program = match probing {
-        Probing::Skip => return vec![Ok(()); mappings.len()],
-        Probing::Program(program) => Ok(program.clone()),
-        Probing::ThisProgram => std::env::current_exe().map_err(|error| error.to_string()),
-    };
-    let program = match program {
-        Ok(program) => program,
-        Err(cause) => return vec![Err(cause); mappings.len()],
-    };
-    let mut known = lock(&KNOWN);
-    let known = known.get_or_insert_default();
-    let mut unknown: Vec<&SharedMapping> = Vec::new();
-    for mapping in mappings {
-        let identity = mapping.identity();
-        let is_new = !unknown.iter().any(|other| other.identity() == identity);
-        if is_new && !known.contains_key(&identity) {
-            unknown.push(mapping);
-        }
+    if *probing == Probing::Skip {
+        return vec![Ok(()); mappings.len()];
     }
-    let paths: Vec<&Path> = unknown.iter().map(|mapping| mapping.path()).collect();
-    for (mapping, verdict) in unknown.iter().zip(try_all(&program, index, &paths)) {
-        known.insert(mapping.identity(), verdict);
+    if let Some(trial) = Trial::start(mappings, index, probing) {
+        trial.finish();
     }
+    let known = lock(&KNOWN);
+    let verdict = |mapping: &SharedMapping| known.as_ref()?.get(&mapping.identity()).cloned();
     let unsaid = || Err("it was not tried".to_owned());
-    mappings.iter().map(|m| known.get(&m.identity()).cloned().unwrap_or_else(unsaid)).collect()
+    mappings.iter().map(|mapping| verdict(mapping).unwrap_or_else(unsaid)).collect()
 }
 
-/// Asks children until each file has its verdict; a file that a child hangs or dies on is unfit.
-fn try_all(program: &Path, index: u32, paths: &[&Path]) -> Vec<Verdict> {
+/// A child for the files that have no verdict yet: it starts the driver at once, which takes as long as that of this
+/// process, and makes no context before [`Trial::go`].
+pub(crate) struct Trial {
+    program: Result<PathBuf, String>,
+    index: u32,
+    files: Vec<SharedMapping>,
+    child: Option<Asked>,
+}
+
+impl Trial {
+    /// Nothing where every verdict is there or none is needed.
+    pub(crate) fn start(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Option<Self> {
+        let program = match probing {
+            Probing::Skip => return None,
+            Probing::Program(program) => Ok(program.clone()),
+            Probing::ThisProgram => std::env::current_exe().map_err(|error| error.to_string()),
+        };
+        let known = lock(&KNOWN);
+        let mut files: Vec<SharedMapping> = Vec::new();
+        for mapping in mappings {
+            let identity = mapping.identity();
+            let is_known = known.as_ref().is_some_and(|known| known.contains_key(&identity));
+            if !is_known && !files.iter().any(|other| other.identity() == identity) {
+                files.push(mapping.clone());
+            }
+        }
+        drop(known);
+        if files.is_empty() {
+            return None;
+        }
+        // One that cannot be started is tried again where verdicts are wanted, and there the reason is told.
+        let child = program
+            .as_ref()
+            .ok()
+            .and_then(|program| Asked::start(program, index, &paths(&files)).ok());
+        Some(Self { program, index, files, child })
+    }
+
+    /// Lets the child make its context.
+    pub(crate) fn go(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.go();
+        }
+    }
+
+    /// Waits for verdicts and keeps them.
+    pub(crate) fn finish(mut self) {
+        self.go();
+        let verdicts = match &self.program {
+            Ok(program) => try_all(program, self.index, &paths(&self.files), self.child.take()),
+            Err(cause) => vec![Err(cause.clone()); self.files.len()],
+        };
+        let mut known = lock(&KNOWN);
+        let known = known.get_or_insert_default();
+        known.extend(self.files.iter().map(SharedMapping::identity).zip(verdicts));
+    }
+}
+
+fn paths(files: &[SharedMapping]) -> Vec<&Path> {
+    files.iter().map(SharedMapping::path).collect()
+}
+
+/// Asks children until each file has its verdict, the first of them perhaps started already; a file that a child hangs
+/// or dies on is unfit.
+fn try_all(program: &Path, index: u32, paths: &[&Path], first: Option<Asked>) -> Vec<Verdict> {
     let mut verdicts = Vec::with_capacity(paths.len());
+    let mut started = first;
     while verdicts.len() < paths.len() {
         let rest = &paths[verdicts.len()..];
         let before = verdicts.len();
-        let end = ask(program, index, rest, &mut verdicts);
+        let asked = started.take().map_or_else(|| Asked::start(program, index, rest), Ok);
+        let end = asked.and_then(|asked| asked.hear(rest.len(), &mut verdicts));
         if let Err(end) = end {
             let is_start = matches!(end, End::NoStart(_));
             let (End::NoStart(cause) | End::Stopped(cause)) = end;
@@ -176,23 +234,53 @@ enum End {
     Stopped(String),
 }
 
-/// Starts a child for `paths` and adds a verdict for each that it answers for.
-fn ask(
-    program: &Path,
-    index: u32,
-    paths: &[&Path],
-    verdicts: &mut Vec<Verdict>,
-) -> Result<(), End> {
-    let mut command = Command::new(program);
-    command.arg(ARGUMENT).arg(index.to_string()).args(paths);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command
-        .spawn()
-        .map_err(|error| End::NoStart(format!("cannot start a process to try it: {error}")))?;
-    let lines = lines_of(&mut child);
-    let answered = hear(&lines, paths.len(), verdicts);
-    finish(child);
-    answered
+/// A child that was asked.
+struct Asked {
+    /// Taken when it is waited for.
+    child: Option<Child>,
+    lines: Receiver<String>,
+}
+
+impl Asked {
+    /// Starts a child for `paths`.
+    fn start(program: &Path, index: u32, paths: &[&Path]) -> Result<Self, End> {
+        let mut command = Command::new(program);
+        command.arg(ARGUMENT).arg(index.to_string()).args(paths);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command
+            .spawn()
+            .map_err(|error| End::NoStart(format!("cannot start a process to try it: {error}")))?;
+        let lines = lines_of(&mut child);
+        Ok(Self { child: Some(child), lines })
+    }
+
+    /// Lets it make its context.
+    fn go(&mut self) {
+        if let Some(mut told) = self.child.as_mut().and_then(|child| child.stdin.take()) {
+            // One that has ended says so by what it does not answer.
+            let _ = told.write_all(GO.as_bytes());
+        }
+    }
+
+    /// Adds a verdict for each file that it answers for, of so many.
+    fn hear(mut self, files: usize, verdicts: &mut Vec<Verdict>) -> Result<(), End> {
+        self.go();
+        let answered = hear(&self.lines, files, verdicts);
+        if let Some(child) = self.child.take() {
+            finish(child);
+        }
+        answered
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        // Nobody wants its answers: the card could not be opened, for instance.
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            finish(child);
+        }
+    }
 }
 
 fn hear(lines: &Receiver<String>, files: usize, verdicts: &mut Vec<Verdict>) -> Result<(), End> {
@@ -277,7 +365,7 @@ mod tests {
         let paths = ["a.good", "b.bad", "c.die", "d.good", "e.hang", "f.other", "g.good"];
         let paths: Vec<&Path> = paths.iter().map(Path::new).collect();
         let begin = Instant::now();
-        let verdicts = try_all(&program, 0, &paths);
+        let verdicts = try_all(&program, 0, &paths, None);
         assert!(begin.elapsed() < FILE_LIMIT + Duration::from_secs(8));
         let fit: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
         assert_eq!(fit, [true, false, false, true, false, false, true]);
@@ -289,9 +377,9 @@ mod tests {
     #[test]
     fn a_program_that_cannot_be_started_makes_all_unfit() {
         let paths = [Path::new("a"), Path::new("b")];
-        let none = try_all(Path::new("/nonexistent/program"), 0, &paths);
+        let none = try_all(Path::new("/nonexistent/program"), 0, &paths, None);
         assert!(none.iter().all(Result::is_err) && none.len() == 2);
-        let silent = try_all(Path::new("/bin/true"), 0, &paths);
+        let silent = try_all(Path::new("/bin/true"), 0, &paths, None);
         let cause = "a context in another process ended the process".to_owned();
         assert_eq!(silent, vec![Err(cause.clone()), Err(cause)]);
     }
