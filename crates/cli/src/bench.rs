@@ -8,7 +8,7 @@ use plimsoll_pipeline::{NoiseSource, PlaceRequest, Placed, Prompt};
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
-use crate::executor::Executor;
+use crate::executor::{Executor, Expected};
 use crate::failure::Failure;
 use crate::pack::cache;
 use crate::{interrupt, model, out, request};
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         noise: NoiseSource::F32,
     };
     let begin = Instant::now();
-    let executor = Executor::find_for(&args.run, assembled.mappings())?;
+    let executor = Executor::find_for(&args.run, Expected::of(&args.run, &assembled))?;
     let device = executor.name();
     let device_seconds = begin.elapsed().as_secs_f64();
     assembled.limit_host(request::host_limits(&args.run, &executor));

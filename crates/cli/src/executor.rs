@@ -1,6 +1,6 @@
 //! Where a run is carried out, and what the planner is told about it.
 
-use plimsoll_cuda_kernels::{Arch, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{Arch, Backends, GemmBackend, Sdpa, library_attentions};
 use plimsoll_device::cpu::CpuMachine;
 use plimsoll_device::sim::SimFaults;
 use plimsoll_device_cuda::loader::LibraryOptions;
@@ -8,7 +8,7 @@ use plimsoll_device_cuda::profile::{CardProfile, ProfileError};
 use plimsoll_device_cuda::{Card, CardOptions, CudaError, CudaMachine};
 use plimsoll_graph::Graph;
 use plimsoll_host::SharedMapping;
-use plimsoll_pipeline::{PipelineError, Target};
+use plimsoll_pipeline::{Assembled, PipelineError, Target};
 use plimsoll_plan::{Bytes, Line, Machine, PlanError};
 
 use crate::args::{DeviceName, HostTierName, KernelsName, RunArgs};
@@ -31,13 +31,13 @@ pub(crate) enum Executor {
 impl Executor {
     /// The device that carries a run out.
     pub(crate) fn find(args: &RunArgs) -> Result<Self, Failure> {
-        Self::find_for(args, Vec::new())
+        Self::find_for(args, Expected::default())
     }
 
-    /// As [`Executor::find`], for a run whose weights are in these files.
-    pub(crate) fn find_for(args: &RunArgs, files: Vec<SharedMapping>) -> Result<Self, Failure> {
+    /// As [`Executor::find`], for a run of which something is known.
+    pub(crate) fn find_for(args: &RunArgs, expected: Expected) -> Result<Self, Failure> {
         match args.device {
-            DeviceName::Auto => match open(args, 0, files) {
+            DeviceName::Auto => match open(args, 0, expected) {
                 Ok(card) => Ok(Self::Cuda(card)),
                 Err(error) => {
                     if error != CudaError::NoDriver {
@@ -47,7 +47,7 @@ impl Executor {
                 }
             },
             DeviceName::Cuda(index) => {
-                open(args, index, files).map(Self::Cuda).map_err(Failure::Cuda)
+                open(args, index, expected).map(Self::Cuda).map_err(Failure::Cuda)
             }
             DeviceName::Cpu => Ok(Self::Cpu { workers: request::workers(args)? }),
             DeviceName::Sim => Ok(Self::Sim { workers: request::workers(args)? }),
@@ -137,12 +137,29 @@ impl Executor {
     }
 }
 
-/// Opens an NVIDIA card.
-pub(crate) fn open(
-    args: &RunArgs,
-    index: u32,
+/// What a card can make ready while it opens.
+#[derive(Default)]
+pub(crate) struct Expected {
+    /// Files of weights.
     files: Vec<SharedMapping>,
-) -> Result<Box<Card>, CudaError> {
+    attentions: Vec<Sdpa>,
+}
+
+impl Expected {
+    /// Of a run of a model; nothing of one that cannot be made, which is told of in its time.
+    pub(crate) fn of(args: &RunArgs, assembled: &Assembled) -> Self {
+        let run = request::place_request(args, assembled.defaults()).run;
+        // Own kernels ask for no library; any card's libraries are asked for the same.
+        let attentions = assembled
+            .graph(&run)
+            .map(|graph| library_attentions(&graph, Backends::libraries(None)))
+            .unwrap_or_default();
+        Self { files: assembled.mappings(), attentions }
+    }
+}
+
+/// Opens an NVIDIA card.
+pub(crate) fn open(args: &RunArgs, index: u32, expected: Expected) -> Result<Box<Card>, CudaError> {
     let own = args.kernels == KernelsName::Own;
     let libraries = LibraryOptions {
         folders: args.cuda_lib_dir.clone(),
@@ -150,9 +167,11 @@ pub(crate) fn open(
         without_cudnn: own,
         ..LibraryOptions::default()
     };
+    let Expected { files, attentions } = expected;
     let mut options = CardOptions {
         libraries,
         files,
+        attentions,
         profiles: CardProfile::default_folder().ok(),
         ..CardOptions::default()
     };

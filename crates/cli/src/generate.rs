@@ -14,7 +14,7 @@ use plimsoll_plan::Machine;
 use serde_json::{Value, json};
 
 use crate::args::GenerateArgs;
-use crate::executor::Executor;
+use crate::executor::{Executor, Expected};
 use crate::failure::Failure;
 use crate::pack::cache;
 use crate::progress::Bar;
@@ -128,8 +128,9 @@ impl Opened {
     /// Opens the model, then the device, which tries the model's files while it opens.
     pub(crate) fn find(args: &GenerateArgs) -> Result<Self, Failure> {
         let assembled = model::open(&args.run);
-        let files = assembled.as_ref().map(Assembled::mappings).unwrap_or_default();
-        Ok(Self { executor: Executor::find_for(&args.run, files)?, assembled })
+        let expected = |assembled| Expected::of(&args.run, assembled);
+        let expected = assembled.as_ref().map(expected).unwrap_or_default();
+        Ok(Self { executor: Executor::find_for(&args.run, expected)?, assembled })
     }
 }
 

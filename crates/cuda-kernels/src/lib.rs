@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod arch;
+mod expected;
 mod lower;
 mod shape;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod task;
 mod variant;
 
 pub use arch::{Arch, Cubin};
+pub use expected::library_attentions;
 pub use lower::{is_narrow_product, tasks, unpacked_bytes, workspace_bytes};
 pub use shape::{Shape, bound_shapes, graph_shapes};
 pub use task::{

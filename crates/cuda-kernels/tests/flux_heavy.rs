@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use plimsoll_cuda_kernels::{
     Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend, Task, bound_shapes, graph_shapes,
-    tasks, workspace_bytes,
+    library_attentions, tasks, workspace_bytes,
 };
 use plimsoll_device::{BoundOp, Mat};
 use plimsoll_graph::{DType, Graph, Op, OpKind, RowSelect};
@@ -137,6 +137,51 @@ fn hopper_multiplies_eight_bits_as_they_are_stored() {
     assert_eq!(quantized, 19 * 8 + 38 * 3);
     // The widest operand in 8 bits beside its product, or the decoder's attention.
     assert!(scratch <= 4608 * (15360 + 4 + 2 * 3072) + 1024 || scratch <= 80 << 20, "{scratch}");
+}
+
+#[test]
+fn the_driver_alone_multiplies_eight_bits_where_tensor_cores_do() {
+    let narrow = |component: &str, entry: &str| {
+        if is_block_matrix(component, entry) { DType::F8E4M3 } else { DType::BF16 }
+    };
+    let graph = flux_of(DType::BF16, &narrow);
+    let products = |arch: Arch, backends: fn(Option<Arch>) -> Backends| {
+        let (found, _) = census(&graph, backends(Some(arch)));
+        let sum = |prefix: &str| -> usize {
+            found.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, count)| count).sum()
+        };
+        [sum("gemm_f8"), sum("unpack")]
+    };
+    let all = 19 * 8 + 38 * 3;
+    for arch in [Arch::Sm89, Arch::Sm90a, Arch::Sm120a] {
+        assert_eq!(products(arch, Backends::own), [all, 0], "{arch:?}");
+    }
+    assert_eq!(products(Arch::Sm89, Backends::libraries), [all, 0]);
+    assert_eq!(products(Arch::Sm90a, Backends::libraries), [0, 0]);
+    for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm100a] {
+        assert_eq!(products(arch, Backends::own), [0, all], "{arch:?}");
+    }
+}
+
+#[test]
+fn attentions_are_known_before_there_is_a_plan() {
+    let graph = flux(DType::BF16);
+    let expected = library_attentions(&graph, LIBRARIES);
+    // A double block's and a single block's results lie in tensors of different widths; the last block has fewer queries.
+    assert_eq!(expected.len(), 3);
+    let mut count = 0;
+    for op in &graph.ops {
+        for task in tasks(&bound(&graph, op, LIBRARIES), LIBRARIES).expect("it is supported") {
+            let Task::Sdpa(mut sdpa) = task else { continue };
+            sdpa.workspace.offset = 0;
+            for matrix in [&mut sdpa.q, &mut sdpa.k, &mut sdpa.v, &mut sdpa.out] {
+                matrix.offset = 0;
+            }
+            assert!(expected.contains(&sdpa), "{sdpa:?}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 19 + 38);
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl CudaDevice {
         let (prepared, copies) = if self.has_run {
             (prepare(), host.prepare(program))
         } else {
-            // The first time pages are lent and windows pinned, while libraries choose algorithms and build plans. Only
+            // The first time pages are lent and windows pinned, while libraries choose algorithms. Only
             // the first time: with the libraries in a new thread for each, 201 runs grew by 5 kB each.
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("lend".to_owned());
@@ -151,13 +151,6 @@ impl CudaDevice {
                     host.prepare(program)
                 });
                 let copies = copies.map_err(|cause| DeviceError::no_thread("cuda", &cause))?;
-                // Where there is no thread, a plan is built where it is wanted.
-                let thread = std::thread::Builder::new().name("cuDNN".to_owned());
-                let _beside = thread.spawn_scoped(scope, || {
-                    if context.enter().is_ok() {
-                        Prepared::build_plans(program, libraries, backends);
-                    }
-                });
                 let prepared = prepare();
                 let panicked = |panic| std::panic::resume_unwind(panic);
                 Ok::<_, DeviceError>((prepared, copies.join().unwrap_or_else(panicked)))

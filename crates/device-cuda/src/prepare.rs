@@ -118,19 +118,6 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Has cuDNN build the plans of a program's attentions, which it keeps: beside [`Prepared::new`], which wants them.
-    /// What cannot be built is told there.
-    pub(crate) fn build_plans(program: &Program<'_>, libraries: &Libraries, backends: Backends) {
-        let Some(dnn) = &libraries.dnn else { return };
-        let attentions =
-            program.ops.iter().filter(|op| matches!(op.op.kind, OpKind::Attention { .. }));
-        for task in attentions.filter_map(|op| tasks(op, backends).ok()).flatten() {
-            if let Task::Sdpa(sdpa) = task {
-                let _ = dnn.prepare(&sdpa);
-            }
-        }
-    }
-
     /// What an op does, in order.
     pub(crate) fn works(&self, op: usize) -> &[Work] {
         &self.works[self.ops[op].clone()]

@@ -63,7 +63,7 @@ fn here(
         warnings.push(format!("planned for {} as `plimsoll probe` measured it", profile.name));
         return measured(machines, profile, bus);
     }
-    if let Ok(card) = executor::open(&args.run, 0, Vec::new()) {
+    if let Ok(card) = executor::open(&args.run, 0, executor::Expected::default()) {
         let listed = machines.card(card.name());
         if let Ok(listed) = listed {
             warnings.push(format!("planned for the card here, {}, by its data sheet", listed.name));

@@ -36,7 +36,7 @@ const FILE_LIMIT: Duration = Duration::from_secs(5);
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// Bytes that are tried at each end of a file.
-const TRIED_BYTES: usize = 4 << 20;
+const TRIED_BYTES: usize = 1 << 20;
 
 /// How files are found fit for being lent to the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,19 +82,33 @@ fn answer(index: u32, paths: impl Iterator<Item = OsString>) -> Result<(), CudaE
         return Ok(());
     }
     let context = Context::new(Ordinal::new(index)?)?;
+    let place = Place {
+        device: DeviceMemory::new(&context, TRIED_BYTES as u64)?,
+        back: PinnedMemory::new(&context, TRIED_BYTES)?,
+        stream: Stream::new(&context)?,
+    };
     say("ready");
     for path in paths {
-        match try_file(&context, Path::new(&path)) {
+        match try_file(&place, Path::new(&path)) {
             Ok(()) => say("fit"),
             // One line, whatever the error says.
             Err(cause) => say(&format!("unfit {}", cause.replace(['\n', '\r'], " "))),
         }
     }
+    // The system takes it all back at once when the process ends, sooner than piece by piece; the parent waits for that.
+    std::mem::forget((place, context));
     Ok(())
 }
 
+/// Where bytes are copied to and back.
+struct Place {
+    device: DeviceMemory,
+    back: PinnedMemory,
+    stream: Stream,
+}
+
 /// Lends the first and last pages of a file, and copies them to the card and back.
-fn try_file(context: &std::sync::Arc<Context>, path: &Path) -> Result<(), String> {
+fn try_file(place: &Place, path: &Path) -> Result<(), String> {
     let mapping = SharedMapping::open(path).map_err(|error| error.to_string())?;
     let bytes = mapping.bytes();
     if bytes.is_empty() {
@@ -105,7 +119,7 @@ fn try_file(context: &std::sync::Arc<Context>, path: &Path) -> Result<(), String
         if !range.is_empty() {
             // SAFETY: the mapping lives to the end of this function, and the range is taken back right below.
             unsafe { driver::register(range) }.map_err(|error| error.to_string())?;
-            let tried = round_trip(context, range);
+            let tried = place.round_trip(range);
             let back = driver::unregister(range.as_ptr());
             if !tried.and_then(|same| back.map(|()| same)).map_err(|error| error.to_string())? {
                 return Err("other bytes arrived on the card".to_owned());
@@ -115,18 +129,19 @@ fn try_file(context: &std::sync::Arc<Context>, path: &Path) -> Result<(), String
     Ok(())
 }
 
-fn round_trip(context: &std::sync::Arc<Context>, range: &[u8]) -> Result<bool, CudaError> {
-    let device = DeviceMemory::new(context, range.len() as u64)?;
-    let back = PinnedMemory::new(context, range.len())?;
-    let stream = Stream::new(context)?;
-    // SAFETY: `device` has that size, and all three live until the stream is empty.
-    unsafe { stream.copy_in(device.base(), range.as_ptr(), range.len()) }?;
-    let rows = Rows { rows: 1, row_bytes: range.len(), pitch_bytes: range.len() };
-    // SAFETY: as above.
-    unsafe { stream.copy_rows_out(back.base(), device.base(), rows) }?;
-    stream.synchronize()?;
-    // SAFETY: pinned memory of that length, which the stream has written and left.
-    Ok(unsafe { std::slice::from_raw_parts(back.base(), range.len()) } == range)
+impl Place {
+    /// Whether a range, of at most [`TRIED_BYTES`], comes back as it was.
+    fn round_trip(&self, range: &[u8]) -> Result<bool, CudaError> {
+        let Self { device, back, stream } = self;
+        // SAFETY: `device` is no smaller, and both live until the stream is empty.
+        unsafe { stream.copy_in(device.base(), range.as_ptr(), range.len()) }?;
+        let rows = Rows { rows: 1, row_bytes: range.len(), pitch_bytes: range.len() };
+        // SAFETY: as above, and so is `back`.
+        unsafe { stream.copy_rows_out(back.base(), device.base(), rows) }?;
+        stream.synchronize()?;
+        // SAFETY: pinned memory of that length, which the stream has written and left.
+        Ok(unsafe { std::slice::from_raw_parts(back.base(), range.len()) } == range)
+    }
 }
 
 /// A verdict for each mapping, in order.

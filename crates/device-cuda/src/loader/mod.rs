@@ -8,6 +8,7 @@ mod find;
 mod folders;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -59,7 +60,7 @@ pub struct Libraries {
     /// cuBLASLt.
     pub lt: Option<Lt>,
     /// cuDNN.
-    pub dnn: Option<Dnn>,
+    pub dnn: Option<Arc<Dnn>>,
     /// Products of 8 bits without a library for them.
     own_narrow: NarrowBackend,
     /// What was found and what was not, with reasons.
@@ -165,7 +166,7 @@ impl Libraries {
             Err(error) => opened.refuse(CUBLAS_LT.name, &error),
         }
         match dnn.map(Dnn::open).transpose() {
-            Ok(dnn) => opened.dnn = dnn,
+            Ok(dnn) => opened.dnn = dnn.map(Arc::new),
             Err(error) => opened.refuse(CUDNN.name, &error),
         }
         opened
