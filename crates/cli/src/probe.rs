@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend};
+use plimsoll_cuda_kernels::{AttentionBackend, Backends, GemmBackend, NarrowBackend};
 use plimsoll_device_cuda::loader::LibraryOptions;
 use plimsoll_device_cuda::measure::{Effort, measure};
-use plimsoll_device_cuda::profile::{CardProfile, Rates};
+use plimsoll_device_cuda::profile::{CardProfile, Rates, RowRate};
 use plimsoll_device_cuda::{Card, CardOptions};
 use plimsoll_host::measure_disk;
 use serde_json::json;
@@ -34,17 +34,22 @@ fn faster(backends: Backends, driver_version: u32) -> Option<String> {
     (!packages.is_empty()).then(|| format!("pip install {}", packages.join(" ")))
 }
 
-/// What computes products and attention.
-fn in_use(backends: Backends) -> [&'static str; 2] {
+/// What computes products, those over weights of 8 bits, and attention.
+fn in_use(backends: Backends) -> [&'static str; 3] {
     let products = match backends.gemm {
         GemmBackend::CublasLt => "cuBLASLt",
         GemmBackend::Own => "own kernels",
+    };
+    let narrow = match backends.narrow {
+        NarrowBackend::CublasLtRows => "cuBLASLt",
+        NarrowBackend::Own => "own kernels",
+        NarrowBackend::Unpacked => "unpacked to bf16",
     };
     let attention = match backends.attention {
         AttentionBackend::Cudnn => "cuDNN",
         AttentionBackend::Own => "own kernels",
     };
-    [products, attention]
+    [products, narrow, attention]
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -55,7 +60,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let card = Card::open(args.index, options.clone()).map_err(Failure::Cuda)?;
     let (name, free, total) = (card.name().to_owned(), card.free_bytes(), card.total_bytes());
     // A library that was found may still not run here: what counts is what the card was opened with.
-    let [products, attention] = in_use(card.backends());
+    let [products, narrow, attention] = in_use(card.backends());
     let faster = faster(card.backends(), card.driver_version());
     let reports = card.libraries().reports.clone();
     drop(card);
@@ -81,7 +86,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         let disk = json!({ "folder": folder.display().to_string(), "bytes_per_second": disk });
         let saved = saved.display().to_string();
         let object = json!({ "profile": profile, "file": saved, "disk": disk,
-            "in_use": { "products": products, "attention": attention }, "faster": faster });
+            "in_use": { "products": products, "fp8": narrow, "attention": attention }, "faster": faster });
         return out::result(&object.to_string());
     }
     let mut lines = vec![
@@ -114,7 +119,9 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         let folder = folder.display();
         lines.push(format!("disk                    {:.2} GB/s ({folder})", rate / 1e9));
     }
-    lines.push(format!("in use                  products: {products}, attention: {attention}"));
+    lines.push(format!(
+        "in use                  products: {products}, of fp8: {narrow}, attention: {attention}"
+    ));
     lines.extend(reports.iter().map(ToString::to_string));
     if let Some(command) = faster {
         lines.push(format!(
@@ -127,14 +134,18 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
 
 /// Products by their rows, and attention.
 fn rates(what: &str, rates: &Rates) -> String {
-    let by_rows: Vec<_> = rates
-        .gemm
-        .iter()
-        .map(|rate| format!("{} ({} rows)", tera(rate.flops_per_second), rate.rows))
-        .collect();
+    let by_rows = |rates: &[RowRate]| {
+        let each = rates.iter();
+        let each = each.map(|rate| format!("{} ({} rows)", tera(rate.flops_per_second), rate.rows));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    let narrow = match &rates.narrow_gemm[..] {
+        [] => String::new(),
+        narrow => format!(", of fp8 {} TFLOP/s", by_rows(narrow)),
+    };
     format!(
-        "{what:23} products {} TFLOP/s, attention {} TFLOP/s",
-        by_rows.join(", "),
+        "{what:23} products {} TFLOP/s{narrow}, attention {} TFLOP/s",
+        by_rows(&rates.gemm),
         tera(rates.attention_flops_per_second),
     )
 }
@@ -157,12 +168,14 @@ mod tests {
     fn one_command_brings_what_is_missing_and_no_more() {
         let both = Backends::libraries(Some(Arch::Sm90a));
         assert_eq!(faster(both, 13_000), None);
-        assert_eq!(in_use(both), ["cuBLASLt", "cuDNN"]);
+        assert_eq!(in_use(both), ["cuBLASLt", "cuBLASLt", "cuDNN"]);
         let told = |backends, driver| faster(backends, driver).expect("something is missing");
         assert_eq!(told(Backends::OWN, 13_000), "pip install nvidia-cublas nvidia-cudnn-cu13");
         assert_eq!(told(Backends::OWN, 12_080), "pip install nvidia-cublas-cu12 nvidia-cudnn-cu12");
         let without = Backends { attention: AttentionBackend::Own, ..both };
         assert_eq!(told(without, 13_000), "pip install nvidia-cudnn-cu13");
-        assert_eq!(in_use(without), ["cuBLASLt", "own kernels"]);
+        assert_eq!(in_use(without), ["cuBLASLt", "cuBLASLt", "own kernels"]);
+        assert_eq!(in_use(Backends::libraries(Some(Arch::Sm89)))[1], "own kernels");
+        assert_eq!(in_use(Backends::own(Some(Arch::Sm80)))[1], "unpacked to bf16");
     }
 }

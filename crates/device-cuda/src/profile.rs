@@ -108,7 +108,7 @@ fn rate(rows: u64, tera: f64) -> RowRate {
 }
 
 impl CardProfile {
-    /// NVIDIA H200, as `plimsoll probe` measured it on 2026-11-30 and `bench/runs/2026-11-30-h200` before it.
+    /// NVIDIA H200, as `plimsoll probe` measured it on 2026-11-30 (own products of 8 bits a day later) and `bench/runs/2026-11-30-h200` before it.
     ///
     /// Products at 4608 rows run for seconds: alone and cold the layers of FLUX reach 708 to 803 TFLOP/s, which no
     /// step sees.
@@ -135,12 +135,12 @@ impl CardProfile {
                     rate(4608, 582.0),
                 ],
                 narrow_gemm: vec![
-                    rate(1, 4.0),
-                    rate(77, 230.0),
-                    rate(256, 530.0),
-                    rate(512, 700.0),
-                    rate(1024, 900.0),
-                    rate(4608, 960.0),
+                    rate(1, 4.4),
+                    rate(77, 298.0),
+                    rate(256, 690.0),
+                    rate(512, 758.0),
+                    rate(1024, 1023.0),
+                    rate(4608, 1033.0),
                 ],
                 attention_flops_per_second: 496e12,
             },
