@@ -283,9 +283,9 @@ fn memory(graph: &Graph, plan: &Plan, timeline: &Timeline) -> [Vec<u64>; 2] {
     [weights, activations]
 }
 
-/// Seconds of a step over the line.
+/// Seconds of a step over the line; where lines go past the card's memory, that is drawn too.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
-pub fn curve_svg(curve: &Curve, title: &str) -> String {
+pub fn curve_svg(curve: &Curve, title: &str, card_bytes: u64) -> String {
     let mut out = begin(380.0, title);
     let (top, bottom) = (50.0, 330.0);
     let (Some(first), Some(last)) = (curve.points.first(), curve.points.last()) else {
@@ -326,6 +326,18 @@ pub fn curve_svg(curve: &Curve, title: &str) -> String {
             Bytes(point.line_bytes),
             point.outcome.seconds_per_step,
             point.binds.name()
+        );
+    }
+    if card_bytes < last.line_bytes {
+        let at = x(card_bytes);
+        rule(&mut out, "line", [at, top], [at, bottom]);
+        text(
+            &mut out,
+            "s",
+            at + 6.0,
+            bottom - 8.0,
+            "start",
+            &format!("card {}", Bytes(card_bytes)),
         );
     }
     // Under the axis, where neither the curve nor the line of free streaming runs through it.

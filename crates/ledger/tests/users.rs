@@ -341,7 +341,9 @@ fn the_same_question_gives_the_same_bytes() {
     assert_eq!(picture.matches("<svg").count(), picture.matches("</svg>").count());
     let model = known("flux.1-dev").unwrap();
     let drawn = curve(&model, &model.defaults(), &machine, false, 5).unwrap();
-    let picture = curve_svg(&drawn, "the curve");
+    let picture = curve_svg(&drawn, "the curve", machine.vram_bytes());
     assert_eq!(picture.matches("<circle").count(), 5);
+    // All of FLUX.1 resident is more than an RTX 4080 has.
+    assert!(picture.contains(">card 16.00 GiB<"), "{picture}");
     assert!(!picture.contains("NaN") && !picture.contains("inf"));
 }

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let drawn = drawn.transpose()?;
     let title = format!("{} on {}", model.name, machine.name());
     if let (Some(CurveArg::File(path)), Some(drawn)) = (&args.forecast.curve, &drawn) {
-        write(path, &plimsoll_ledger::curve_svg(drawn, &title))?;
+        write(path, &plimsoll_ledger::curve_svg(drawn, &title, machine.vram_bytes()))?;
     }
     let recipe = fitter.recipe(&fit.ask)?.clone();
     if let (Some(path), Some(plan)) = (&args.forecast.timeline, fit.plans.first()) {

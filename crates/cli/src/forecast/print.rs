@@ -166,6 +166,7 @@ impl Told {
     }
 
     fn curve(&self, out: &mut String, curve: &Curve) {
+        let card_bytes = self.machine.vram_bytes();
         line!(out);
         line!(
             out,
@@ -177,8 +178,16 @@ impl Told {
             "binds"
         );
         for (at, point) in curve.points.iter().enumerate() {
-            let free =
-                if curve.free_from == Some(at) { "  streaming is free from here" } else { "" };
+            let is_first_beyond =
+                at == curve.points.partition_point(|point| point.line_bytes <= card_bytes);
+            let free = match curve.free_from {
+                Some(first) if first == at && is_first_beyond => {
+                    "  streaming is free from here; the card ends before"
+                }
+                Some(first) if first == at => "  streaming is free from here",
+                _ if is_first_beyond => "  the card ends before",
+                _ => "",
+            };
             line!(
                 out,
                 "{:>10} {:>10} {:>9.3} {:>10.2} {:>8}{free}",
