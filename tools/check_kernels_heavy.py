@@ -3,7 +3,8 @@
 
     python3 tools/check_kernels_heavy.py [check] [time]      both, unless one is named
     python3 tools/kernels.py plain sm_90 FOLDER; PLIMSOLL_CUBINS=FOLDER python3 tools/check_kernels_heavy.py check
-                                                             on Hopper, what other cards run: mma and not wgmma
+                                                             on Hopper, the code of other cards: mma and not wgmma (that
+                                                             of e4m3 is emulated there by bf16's)
     python3 tools/check_kernels_heavy.py f8                  products of 8-bit operands alone, checked and timed
     compute-sanitizer --tool racecheck python3 tools/check_kernels_heavy.py few      each kernel, few and small
 
@@ -249,8 +250,10 @@ def check_attention(run, queries, keys, heads, d, dtype=BF16, causal=False, with
     truth = attention_reference(q, k, v, heads, scale, bias, causal)
     name = f"{run.__name__} {queries}x{keys} {heads}x{d} {str(dtype)[6:]}{' causal' * causal}{' bias' * with_bias}"
     # Weights are rounded to bf16 before the second product: an error of 2^-9 of each, which adds up at random.
+    # Scores in memory are read twice; heads of few columns have a wider tail (0.0218 was seen with 13).
     size = truth.pow(2).mean().sqrt().item()
-    compare(name, out, truth, 0.51, size * (0.03 if dtype == BF16 else 2e-5))
+    most = 2e-5 if dtype == F32 else 0.03 if run is banded else 0.02
+    compare(name, out, truth, 0.51, size * most)
     relative = ((out.double() - truth).norm() / truth.norm()).item()
     limit = 4e-3 if dtype == BF16 else 3e-6
     if not relative < limit:
@@ -430,21 +433,21 @@ def gemm_f8(module, kernel, x, w, x_scale, w_scale, out, bias=None, activation="
     module.launch(kernel, -(-m // rows) * -(-n // cols), threads, args, shared)
 
 
-def check_f8_product(module, kernel, rows, n, k, activation="none", parts="", pad=0):
+def check_f8_product(module, kernel, rows, n, k, activation="none", parts="", pad=0, dtype=BF16):
     """Errors beside float64 of the same codes.
 
     Sums of 8-bit products keep some 13 bits in the tensor cores: what is lost grows with the root of their number.
     """
     x, x_scale = f8_rows(torch.randn(rows[0], k, device="cuda"))
     w, w_scale = f8_rows(torch.randn(n, k, device="cuda") * k**-0.5)
-    bias = matrix(1, n, BF16) if "b" in parts else None
-    table = matrix(5, n, BF16) if "g" in parts else None
+    bias = matrix(1, n, dtype) if "b" in parts else None
+    table = matrix(5, n, dtype) if "g" in parts else None
     gate = table[3:4] if table is not None else None
-    gate_step = table.stride(0) * 2 if table is not None else 0
+    gate_step = table.stride(0) * table.element_size() if table is not None else 0
     whole = None
     for m in rows:
-        out = matrix(m, n, BF16, n + pad, None)
-        base = matrix(rows[0], n, BF16, n + 2 * pad)[:m] if "r" in parts else None
+        out = matrix(m, n, dtype, n + pad, None)
+        base = matrix(rows[0], n, dtype, n + 2 * pad)[:m] if "r" in parts else None
         if whole is not None and base is not None:
             base = whole[1][:m]
         if "i" in parts:
@@ -455,9 +458,9 @@ def check_f8_product(module, kernel, rows, n, k, activation="none", parts="", pa
         a, b = x[:m].double() * x_scale[:m, None].double(), w.double() * w_scale[:, None].double()
         truth = gemm_reference(a, b, bias, activation, before, gate)
         gemm_f8(module, kernel, x[:m], w, x_scale, w_scale, out, bias, activation, base, table, gate_step)
-        name = f"{kernel} {m}x{n}x{k} +{pad} {activation} {parts}"
+        name = f"{kernel} {m}x{n}x{k} +{pad} {activation} {parts} {str(dtype)[6:]}"
         scale = 1.0 if gate is None else max(1.0, gate.abs().max().item())
-        compare(name, out, truth, 0.51, scale * 2e-2 * max(1.0, (k / 3072) ** 0.5))
+        compare(name, out, truth, 0.51, scale * 2e-2 * (k / 3072) ** 0.5)
         assert_untouched(out, name)
         if whole is None:
             whole = (out, base)
@@ -475,6 +478,7 @@ def check_f8():
         check_f8_product(module, kernel, many, 3072, 3072, "none", "brg", 8)
         check_f8_product(module, kernel, few, 256, 12288, "none", "big")
         check_f8_product(module, kernel, few, 128, 15360, "none", "r")
+        check_f8_product(module, kernel, few, 77, 1552, "quick", "brg", 3, F32)
         first = next(iter(F8_TILES))
         x, x_scale = f8_rows(torch.randn(300, 3072, device="cuda"))
         w, w_scale = f8_rows(torch.randn(520, 3072, device="cuda"))

@@ -5,7 +5,7 @@
     tools/kernels.py check              recompile all, compare every byte; exit 1, one line a difference
     tools/kernels.py table [NAME ...]   registers, spills and shared memory of each kernel
     tools/kernels.py plain ARCH FOLDER  compile all but Hopper's own into FOLDER/ARCH, for a card that is here: with
-                                        PLIMSOLL_CUBINS=FOLDER the checks run on it what other cards would run
+                                        PLIMSOLL_CUBINS=FOLDER the checks run on it the code of other cards
 
 Sources are crates/cuda-kernels/kernels/*.cu; a cubin goes to crates/cuda-kernels/cubin/ARCH/NAME.cubin for
 each architecture, and cubin/MANIFEST says what it was made from. A source whose text has a line

@@ -1,7 +1,7 @@
 // What products, attention and convolution share: copies to shared memory, matrix instructions, and what
 // happens to a sum before it is stored.
 //
-// Rule of rows: a sum is one chain of m16n8k16 steps along k from 0 up, in every tile shape, so an element's
+// Rule of rows: a sum is one chain of steps of one instruction (m16n8k16 in bf16) along k from 0 up, in every tile shape, so an element's
 // bits depend on neither the tile nor the rows beside it.
 
 #pragma once

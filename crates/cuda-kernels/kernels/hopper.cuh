@@ -1,5 +1,5 @@
 // Tiles with Hopper's wgmma, which reads both operands from shared memory in the very layout of tile.cuh (its
-// 128-byte swizzle). Sums have the bits of those of tile.cuh.
+// 128-byte swizzle). Sums of bf16 have the bits of those of tile.cuh; those of 8-bit numbers have not.
 //
 // - 128 x 128 by one warpgroup: two blocks share a multiprocessor, and while one waits for its copies, the
 //   other's products run. It is bound by reading shared memory: 160 bytes a cycle at full rate, of 128.

@@ -1,6 +1,6 @@
-// A tile of a product on the tensor cores: bf16 operands, f32 sums.
+// A tile of a product on the tensor cores: operands in bf16 or e4m3, f32 sums.
 //
-// Both operands stand in shared memory as rows of 64 elements (128 bytes) whose 16-byte pieces are permuted by
+// Both operands stand in shared memory as rows of 64 elements, or pairs of e4m3, (128 bytes) whose 16-byte pieces are permuted by
 // the row (piece ^ (row & 7)), so that neither copies nor ldmatrix meet in a bank. Copies run STAGES - 1 steps
 // of 64 ahead; one barrier a step.
 

@@ -23,7 +23,7 @@ mod task;
 mod variant;
 
 pub use arch::{Arch, Cubin};
-pub use expected::library_attentions;
+pub use expected::{bound_attentions, library_attentions};
 pub use lower::{is_narrow_product, tasks, unpacked_bytes, workspace_bytes};
 pub use shape::{Shape, bound_shapes, graph_shapes};
 pub use task::{

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use plimsoll_cuda_kernels::{Arch, Backends, Sdpa};
 use plimsoll_host::SharedMapping;
@@ -39,21 +38,23 @@ pub struct CardOptions {
     pub profiles: Option<PathBuf>,
     /// Files that will be tried as [`Card::try_files`] does, beside the opening, which takes about as long.
     pub files: Vec<SharedMapping>,
-    /// Attentions that a program is expected to have: cuDNN builds their plans while the rest of a run is made ready.
+    /// Attentions that a program is expected to have: cuDNN builds their plans while the rest of a run is made ready, from
+    /// when [`crate::CudaDevice::new`] has taken its arena.
     pub attentions: Vec<Sdpa>,
 }
 
 /// A card with everything loaded that programs need, and no arena yet.
 #[derive(Debug)]
 pub struct Card {
-    // First of all, and handles before the context, which each of them holds.
-    _building: Building,
+    // Handles are dropped before the context, which each of them holds.
     pub(crate) libraries: Libraries,
     pub(crate) kernels: Kernels,
     /// Of the copy lane, then of the compute lane.
     pub(crate) streams: [Stream; 2],
     pub(crate) signals: [Signals<Event>; 2],
     pub(crate) host: HostOptions,
+    /// As in [`CardOptions`].
+    pub(crate) attentions: Vec<Sdpa>,
     pub(crate) index: u32,
     pub(crate) context: Arc<Context>,
     meter: Meter,
@@ -66,7 +67,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Opens the card of an index and loads everything; takes some 0.4 s and 520 MiB of the device.
+    /// Opens the card of an index and loads everything; takes some 0.45 s and 520 MiB of the device.
     ///
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::OldDriver`], [`CudaError::DriverUnusable`],
@@ -109,15 +110,13 @@ impl Card {
         }
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
-        // Not before the meter was read: what plans take is part of the margin, whenever they are built.
-        let building = Building::start(&context, &libraries, attentions);
         Ok(Self {
-            _building: building,
             libraries,
             kernels,
             streams,
             signals,
             host,
+            attentions,
             index,
             meter,
             name,
@@ -271,34 +270,6 @@ impl Card {
         // Both, even if the first fails: an error must not leave work behind.
         let first = copy.synchronize();
         compute.synchronize().and(first)
-    }
-}
-
-/// A thread in which cuDNN builds plans; waited for when the card is closed.
-#[derive(Debug)]
-struct Building(Option<JoinHandle<()>>);
-
-impl Building {
-    fn start(context: &Arc<Context>, libraries: &Libraries, attentions: Vec<Sdpa>) -> Self {
-        let Some(dnn) = libraries.dnn.clone().filter(|_| !attentions.is_empty()) else {
-            return Self(None);
-        };
-        let context = Arc::clone(context);
-        // Where there is no thread, a plan is built where it is wanted; one that cannot be built is told of there.
-        let thread = std::thread::Builder::new().name("cuDNN plans".to_owned());
-        let build = move || {
-            if context.enter().is_ok() {
-                attentions.iter().for_each(|attention| drop(dnn.prepare(attention)));
-            }
-        };
-        Self(thread.spawn(build).ok())
-    }
-}
-
-impl Drop for Building {
-    fn drop(&mut self) {
-        // A panic of the library's has no reader here.
-        let _ended = self.0.take().map(JoinHandle::join);
     }
 }
 

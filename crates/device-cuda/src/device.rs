@@ -1,7 +1,6 @@
 //! A card as a device: one arena, programs one after the other.
 
-use plimsoll_cuda_kernels::bound_shapes;
-use plimsoll_cuda_kernels::workspace_bytes;
+use plimsoll_cuda_kernels::{bound_attentions, bound_shapes, workspace_bytes};
 use plimsoll_device::cpu::{Limits, check_program};
 use plimsoll_device::{Control, Device, DeviceError, Mat, Program, Queue, RunStats};
 use plimsoll_graph::OpKind;
@@ -10,6 +9,7 @@ use plimsoll_host::SharedMapping;
 use crate::CudaError;
 use crate::arena::{self, Arena};
 use crate::card::Card;
+use crate::dnn::Building;
 use crate::host_memory::HostMemory;
 use crate::lanes::{Parts, Run};
 use crate::prepare::{Place, Prepared};
@@ -29,6 +29,8 @@ pub struct CudaDevice {
     arena: Option<Arena>,
     /// Before the card: pages are taken back while the context lives.
     host: HostMemory,
+    /// Before the card, whose context it uses.
+    building: Building,
     card: Card,
     /// Pages are lent and windows taken.
     has_run: bool,
@@ -41,11 +43,17 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`CudaError::Busy`] if that much is not free, or the driver's failure.
-    pub fn new(card: Card, arena_bytes: u64) -> Result<Self, CudaError> {
+    pub fn new(mut card: Card, arena_bytes: u64) -> Result<Self, CudaError> {
         card.context.enter()?;
         let arena = Some(Self::take(&card, arena_bytes)?);
+        // Only now: what plans take must not be seen by what the arena's size follows from.
+        let attentions = std::mem::take(&mut card.attentions);
+        let building = match &card.libraries.dnn {
+            Some(dnn) if !attentions.is_empty() => Building::start(&card.context, dnn, attentions),
+            _ => Building::default(),
+        };
         let host = HostMemory::new(&card.context, card.index, card.host.clone());
-        Ok(Self { arena, host, card, has_run: false, lost: None })
+        Ok(Self { arena, host, building, card, has_run: false, lost: None })
     }
 
     /// Takes an arena; the context is current.
@@ -134,6 +142,9 @@ impl CudaDevice {
             (arena.bytes(), arena.base(), arena.step_counter())
         };
         check_program(program, arena_bytes, &limits)?;
+        if !self.has_run {
+            self.building.only(&bound_attentions(&program.ops, backends));
+        }
         self.card.context.enter()?;
         let place = Place { base, arena_bytes, step_counter };
         let Card { kernels, libraries, context, .. } = &self.card;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::lt::{TUNED_MOST, TunedProduct};
 
 /// Of the file's layout; a file of another version is measured again, not guessed at.
-pub const PROFILE_VERSION: u32 = 2;
+pub const PROFILE_VERSION: u32 = 3;
 /// Far above any profile; a larger file is not one.
 const FILE_BYTES_MOST: u64 = 1 << 20;
 /// No card has so much memory.

@@ -36,7 +36,7 @@ fn another_version_another_card_and_wrong_figures_are_refused() {
     let file = profile.save(folder.path()).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     let cases = [
-        text.replace("\"version\": 2", "\"version\": 3"),
+        text.replace("\"version\": 3", "\"version\": 2"),
         text.replace("NVIDIA H200", "NVIDIA H100"),
         text.replace("\"copy_share\": 0.006", "\"copy_share\": 1.5"),
         text.replace("\"rows\": 4608", "\"rows\": 1"),

@@ -214,8 +214,11 @@ fn derive(card: &Card, bus: &Bus, class: &Class, measured: &CardProfile) -> Know
         });
         let narrow = rates.narrow_gemm.iter().filter_map(|rate| {
             let of = measured.libraries.as_ref().unwrap_or(rates);
-            let flops_per_second = rate.flops_per_second * fp8? / of.narrow_flops_per_second(ROWS);
-            Some(RowRate { rows: rate.rows, flops_per_second })
+            let scale = match rate.rows {
+                1 => fp8.map(|_| memory / measured.memory_bytes_per_second)?,
+                _ => fp8? / of.narrow_flops_per_second(ROWS),
+            };
+            Some(RowRate { rows: rate.rows, flops_per_second: rate.flops_per_second * scale })
         });
         let attention = rates.attention_flops_per_second;
         let best = measured.libraries.as_ref().unwrap_or(rates).attention_flops_per_second;

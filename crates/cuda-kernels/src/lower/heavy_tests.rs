@@ -220,6 +220,7 @@ fn own_products_of_eight_bits_take_all_that_follows_the_sum() {
     for (m, n, k, kernel, on_hopper) in [
         (1, 3072, 3072, "gemm_f8_64x64", "gemm_f8_64x64"),
         (77, 72, 48, "gemm_f8_64x64", "gemm_f8_64x64"),
+        (300, 77, 48, "gemm_f8_64x64", "gemm_f8_64x64"),
         (512, 3072, 12288, "gemm_f8_64x64", "gemm_f8_64x64"),
         (512, 12288, 3072, "gemm_f8_128x128", "gemm_f8_128x256"),
         (4608, 12288, 3072, "gemm_f8_128x128", "gemm_f8_192x256"),

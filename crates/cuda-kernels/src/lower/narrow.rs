@@ -1,8 +1,8 @@
 //! Products of 8-bit operands: rows of `x` to e4m3, each by a scale of its own, then a library's or an own kernel's product
 //! with the scales of both operands' rows.
 //!
-//! - A residual is added by the product itself, and its gate is folded into the scales of the weight's rows and into the
-//!   bias, by further blocks of the launch that quantizes: `base + gate (s (x w^T) + b)` is `(gate s)(x w^T) + gate b +
+//! - An own kernel takes all that follows the sum. In a library's product a residual is added by the product itself, and
+//!   its gate is folded into the scales of the weight's rows and into the bias, by further blocks of the launch that quantizes: `base + gate (s (x w^T) + b)` is `(gate s)(x w^T) + gate b +
 //!   base`. A residual after an activation, or one of other types, is a launch of its own after the product.
 //! - The weight is multiplied as it is stored, so it is neither copied nor unpacked; only `x` takes scratch.
 //! - A row is quantized by its own greatest magnitude, so what a row becomes does not depend on the rows beside it,
@@ -112,7 +112,7 @@ impl Added {
     }
 }
 
-/// Scratch of such a layer: its library's, `x` in 8 bits with a scale a row, and its product where a residual follows.
+/// Scratch of such a layer: a library's (256 bytes, which an own kernel leaves alone), `x` in 8 bits with a scale a row, and its product where a residual follows.
 pub(super) fn scratch_bytes(types: &Types, backends: Backends) -> u64 {
     Scratch::new(types, backends.narrow).bytes
 }
@@ -157,7 +157,8 @@ pub(super) fn tasks(
     };
     let quantized = dense(at(scratch.quantized), k, DType::F8E4M3);
     if backend == NarrowBackend::Own {
-        if !is_aligned(scale) {
+        // Read as vectors where n is a multiple of 8.
+        if !scale.offset.is_multiple_of(16) {
             return Err(unsupported("scales at an address that is not a multiple of 16"));
         }
         let tail = Tail { bias, activation, gate, base, out };

@@ -8,6 +8,7 @@
 //! - [`Dnn::launch`] takes no memory but the first time for an arena, when it writes down the addresses.
 //! - A plan never asks for more scratch than its task has: that is refused when it is prepared.
 
+mod building;
 mod functions;
 mod node;
 mod plan;
@@ -30,6 +31,7 @@ use self::plan::{Handle, K, OUT, Plan, Q, SCALE, Shape, V, shape_of, unsupported
 use crate::CudaError;
 use crate::loader::mapped_files;
 
+pub(crate) use self::building::Building;
 pub(crate) use self::functions::DnnFunctions;
 
 /// cuDNN.

@@ -146,8 +146,10 @@ impl Place {
 
 /// A verdict for each mapping, in order.
 pub(crate) fn fit(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Vec<Verdict> {
-    if *probing == Probing::Skip {
-        return vec![Ok(()); mappings.len()];
+    match program(probing) {
+        None => return vec![Ok(()); mappings.len()],
+        Some(Err(cause)) => return vec![Err(cause); mappings.len()],
+        Some(Ok(_)) => {}
     }
     if let Some(trial) = Trial::start(mappings, index, probing) {
         trial.finish();
@@ -158,23 +160,28 @@ pub(crate) fn fit(mappings: &[SharedMapping], index: u32, probing: &Probing) -> 
     mappings.iter().map(|mapping| verdict(mapping).unwrap_or_else(unsaid)).collect()
 }
 
+/// The program that a child runs; nothing where no file is tried.
+fn program(probing: &Probing) -> Option<Result<PathBuf, String>> {
+    match probing {
+        Probing::Skip => None,
+        Probing::Program(program) => Some(Ok(program.clone())),
+        Probing::ThisProgram => Some(std::env::current_exe().map_err(|error| error.to_string())),
+    }
+}
+
 /// A child for the files that have no verdict yet: it starts the driver at once, which takes as long as that of this
 /// process, and makes no context before [`Trial::go`].
 pub(crate) struct Trial {
-    program: Result<PathBuf, String>,
+    program: PathBuf,
     index: u32,
     files: Vec<SharedMapping>,
     child: Option<Asked>,
 }
 
 impl Trial {
-    /// Nothing where every verdict is there or none is needed.
+    /// Nothing where every verdict is there or none is needed, or this program's file is not known, which [`fit`] tells.
     pub(crate) fn start(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Option<Self> {
-        let program = match probing {
-            Probing::Skip => return None,
-            Probing::Program(program) => Ok(program.clone()),
-            Probing::ThisProgram => std::env::current_exe().map_err(|error| error.to_string()),
-        };
+        let program = program(probing)?.ok()?;
         let known = lock(&KNOWN);
         let mut files: Vec<SharedMapping> = Vec::new();
         for mapping in mappings {
@@ -189,10 +196,7 @@ impl Trial {
             return None;
         }
         // One that cannot be started is tried again where verdicts are wanted, and there the reason is told.
-        let child = program
-            .as_ref()
-            .ok()
-            .and_then(|program| Asked::start(program, index, &paths(&files)).ok());
+        let child = Asked::start(&program, index, &paths(&files)).ok();
         Some(Self { program, index, files, child })
     }
 
@@ -206,10 +210,8 @@ impl Trial {
     /// Waits for verdicts and keeps them.
     pub(crate) fn finish(mut self) {
         self.go();
-        let verdicts = match &self.program {
-            Ok(program) => try_all(program, self.index, &paths(&self.files), self.child.take()),
-            Err(cause) => vec![Err(cause.clone()); self.files.len()],
-        };
+        let child = self.child.take();
+        let verdicts = try_all(&self.program, self.index, &paths(&self.files), child);
         let mut known = lock(&KNOWN);
         let known = known.get_or_insert_default();
         known.extend(self.files.iter().map(SharedMapping::identity).zip(verdicts));
