@@ -40,13 +40,16 @@ enum By {
     /// Libraries on weights in bf16, whatever they are stored in.
     Unpacked,
     OwnKernels,
+    /// Own kernels, likewise.
+    OwnUnpacked,
 }
 
 fn device(by: By) -> Option<CudaDevice> {
     let mut options = card::options();
-    options.libraries.without_cublas_lt = by == By::OwnKernels;
-    options.libraries.without_cudnn = by == By::OwnKernels;
-    options.libraries.without_narrow_products = by == By::Unpacked;
+    let is_own = matches!(by, By::OwnKernels | By::OwnUnpacked);
+    options.libraries.without_cublas_lt = is_own;
+    options.libraries.without_cudnn = is_own;
+    options.libraries.without_narrow_products = matches!(by, By::Unpacked | By::OwnUnpacked);
     let device = card::device(ARENA_BYTES, options)?;
     println!("libraries:{}", device.card().libraries().arithmetic());
     Some(device)
@@ -134,14 +137,14 @@ fn linear_over_eight_bits_by_cublaslt() {
 #[test]
 #[ignore = "needs a CUDA card"]
 fn linear_over_eight_bits_by_own_kernels() {
-    check(narrow_linears, 2800, By::OwnKernels);
+    check(narrow_linears, 2800, By::OwnUnpacked);
 }
 
 /// Every 8-bit number under scales of all sizes: the bits of the bf16 weight that the CPU device unpacks it to.
 #[test]
 #[ignore = "needs a CUDA card"]
 fn eight_bits_have_the_bits_of_the_bf16_weight_that_they_unpack_to() {
-    for by in [By::Unpacked, By::OwnKernels] {
+    for by in [By::Unpacked, By::OwnUnpacked] {
         let Some(mut device) = device(by) else { return };
         for (rows, n, k) in [(1, 512, 256), (77, 512, 256), (300, 3072, 3072), (33, 100, 24)] {
             let codes = || {
