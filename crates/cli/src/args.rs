@@ -1,9 +1,10 @@
 //! What was typed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use plimsoll_pipeline::{HostTier, NoiseSource, Tiling};
 use plimsoll_plan::{Line, Offload};
 
@@ -17,6 +18,27 @@ use crate::runs::args::{RecordArgs, RunsArgs};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
+}
+
+impl Cli {
+    /// What `words` say, the program's name first.
+    pub(crate) fn read<W>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error>
+    where
+        W: Into<OsString> + Clone,
+    {
+        let found = with_negative_numbers(Self::command()).try_get_matches_from(words)?;
+        Self::from_arg_matches(&found)
+    }
+}
+
+/// A negative number is a value like any other, so that the option that it was given to refuses it, by its name and
+/// with what it takes, instead of being told that there is no option `-1`.
+fn with_negative_numbers(command: Command) -> Command {
+    let open = |arg: Arg| {
+        let takes_values = arg.get_action().takes_values();
+        if takes_values { arg.allow_negative_numbers(true) } else { arg }
+    };
+    command.mut_args(open).mut_subcommands(with_negative_numbers)
 }
 
 #[derive(Debug, Subcommand)]

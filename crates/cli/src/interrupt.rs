@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll_device::Control;
+use plimsoll_host::end_now;
 
 use crate::out;
 
@@ -11,13 +12,13 @@ use crate::out;
 static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// What the work looks at to know whether to stop. First Ctrl-C: it stops within one block and leaves nothing
-/// behind. Second: at once.
+/// behind. Second: at once, whatever other threads are doing.
 pub(crate) fn control() -> Arc<Control> {
     let control = Arc::new(Control::default());
     let asked = Arc::clone(&control);
     let set = ctrlc::set_handler(move || {
         if asked.is_cancelled() && !WRITING.load(Ordering::SeqCst) {
-            std::process::exit(130);
+            end_now(130);
         }
         asked.cancel();
     });

@@ -31,7 +31,6 @@ mod trace;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 
 use crate::args::{Cli, Verb};
@@ -49,7 +48,7 @@ fn main() -> ExitCode {
     if let Some(code) = plimsoll_device_cuda::probe_child(std::env::args_os().skip(1)) {
         return code;
     }
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use plimsoll_device::{RunStats, SpanKind};
 use plimsoll_graph::{Graph, PhaseKind};
+use plimsoll_pipeline::{PipelineError, write_whole};
 use plimsoll_plan::Plan;
 use serde_json::{Value, json};
 
@@ -38,15 +39,7 @@ pub(crate) fn write(
     });
     let events: Vec<_> = names.chain(phases(plan, &stats.marks)).chain(spans).collect();
     let text = json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string();
-    // Beside its place and renamed, so that it is whole or absent.
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
-    let part = path.with_file_name(name);
-    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
-    written.map_err(|cause| {
-        let _absent = std::fs::remove_file(&part);
-        Failure::Write { path: path.display().to_string(), cause }
-    })
+    Ok(write_whole(path, text.as_bytes()).map_err(PipelineError::from)?)
 }
 
 /// Every phase, and the steps of the loop within theirs.

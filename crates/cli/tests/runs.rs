@@ -325,6 +325,16 @@ fn repeats_judge_the_operation() {
     folder.refused(&["runs", "repeat", id, "-n", "0"], 2, "-n is 0");
 }
 
+#[test]
+fn a_repeat_that_does_not_end_well_has_the_exit_code_of_its_run() {
+    let folder = Folder::new();
+    let refused = ["generate", PROMPT, "--device", "cpu", "--vram", "1KiB"];
+    assert_eq!(folder.recorded(&refused).output().unwrap().status.code(), Some(3));
+    let repeated = folder.recorded(&["runs", "repeat", "last", "-n", "2"]).output().unwrap();
+    assert_eq!(repeated.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&repeated.stdout).contains("0 of 3 runs to the end"));
+}
+
 /// A repeat that the system kills is an attempt that failed, with its seconds, and not one that never was.
 #[cfg(target_os = "linux")]
 #[test]

@@ -22,6 +22,7 @@
 #![deny(clippy::multiple_unsafe_ops_per_block)]
 
 mod disk;
+mod end;
 mod error;
 mod files;
 #[cfg(unix)]
@@ -33,6 +34,7 @@ pub mod memory;
 mod read_ahead;
 
 pub use disk::{DiskFiles, Scratch, measure_disk};
+pub use end::end_now;
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;

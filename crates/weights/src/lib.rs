@@ -16,7 +16,7 @@
 //!   allocation over a small multiple of the caps;
 //! - a tensor of a catalog lies in range of its file, and no two tensors of a file overlap.
 //!
-//! [`write_safetensors`] is the other direction, for files of our own.
+//! [`write_safetensors`] is the other direction, for files of our own, which are whole or absent ([`DraftFile`]).
 //!
 //! Not here: mapping or reading weights (`host`), and what a model does with them (`models`).
 
@@ -27,6 +27,7 @@ mod canonical;
 mod catalog;
 mod checkpoint;
 mod component;
+mod draft;
 mod dtype;
 mod entries;
 mod error;
@@ -49,6 +50,7 @@ mod write;
 pub use catalog::{Blob, Catalog, Entry, FileIdentity, Piece};
 pub use checkpoint::{Checkpoint, open_embedded, open_folder};
 pub use component::Component;
+pub use draft::{DraftFile, DraftFolder, sweep};
 pub use dtype::WeightDType;
 pub use error::{Fault, TensorsDiffer, WeightsError};
 pub use fp8::{F8_MAX, F8Row, f8_decode, f8_encode, f8_scale};

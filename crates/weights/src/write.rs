@@ -7,13 +7,13 @@
 //! Source of the format: huggingface/safetensors 24b0b28, `safetensors/src/tensor.rs`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
+use crate::draft::{DraftFile, sweep};
 use crate::dtype::WeightDType;
 use crate::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
 
@@ -94,8 +94,8 @@ pub fn write_safetensors(
     written: &(dyn Fn(u64) -> bool + Sync),
 ) -> Result<(), WriteError> {
     let (head, sizes) = head(path, tensors, metadata)?;
-    let partial = Partial::create(path)?;
-    partial.put(&head, 0)?;
+    let target = Target::create(path)?;
+    target.put(&head, 0)?;
     let mut pieces = Vec::new();
     let mut start = head.len() as u64;
     for (tensor, bytes) in sizes.iter().enumerate() {
@@ -114,7 +114,7 @@ pub fn write_safetensors(
             let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
             buffer.resize(usize::try_from(piece.length).unwrap_or(usize::MAX), 0);
             fill(piece.tensor, piece.offset, &mut buffer);
-            let mut done = partial.put(&buffer, piece.at);
+            let mut done = target.put(&buffer, piece.at);
             if done.is_ok() && !written(piece.length) {
                 done = Err(WriteError::Cancelled);
             }
@@ -133,7 +133,7 @@ pub fn write_safetensors(
         work();
     });
     match failure.into_inner() {
-        Ok(None) => partial.finish(),
+        Ok(None) => target.finish(),
         Ok(Some(error)) => Err(error),
         Err(poisoned) => Err(poisoned.into_inner().unwrap_or(WriteError::Cancelled)),
     }
@@ -186,66 +186,50 @@ fn head(
     Ok((head, sizes))
 }
 
-/// A file that has no name yet: removed when dropped before it is finished.
-struct Partial {
-    file: File,
-    partial: PathBuf,
-    path: PathBuf,
-    is_finished: bool,
+/// The file that is written, and what it will be called.
+struct Target<'a> {
+    draft: DraftFile,
+    path: &'a Path,
     #[cfg(not(unix))]
     turn: Mutex<()>,
 }
 
-impl Partial {
-    fn create(path: &Path) -> Result<Self, WriteError> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-        let file = File::create(&partial).map_err(|source| WriteError::Io {
-            path: partial.clone(),
-            action: "create",
-            source,
-        })?;
+impl<'a> Target<'a> {
+    /// Removes what killed writers left in the folder, some gigabytes perhaps, before it takes room there.
+    fn create(path: &'a Path) -> Result<Self, WriteError> {
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+        let folder = above.unwrap_or(Path::new("."));
+        sweep(folder);
+        let draft = DraftFile::create(folder).map_err(error(path, "create"))?;
         Ok(Self {
-            file,
-            partial,
-            path: path.to_owned(),
-            is_finished: false,
+            draft,
+            path,
             #[cfg(not(unix))]
             turn: Mutex::new(()),
         })
     }
 
-    fn error(&self, action: &'static str) -> impl Fn(std::io::Error) -> WriteError + '_ {
-        move |source| WriteError::Io { path: self.path.clone(), action, source }
-    }
-
     #[cfg(unix)]
     fn put(&self, bytes: &[u8], at: u64) -> Result<(), WriteError> {
-        std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, at).map_err(self.error("write"))
+        let put = std::os::unix::fs::FileExt::write_all_at(self.draft.file(), bytes, at);
+        put.map_err(error(self.path, "write"))
     }
 
     #[cfg(not(unix))]
     fn put(&self, bytes: &[u8], at: u64) -> Result<(), WriteError> {
         use std::io::{Seek, SeekFrom, Write};
         let _turn = self.turn.lock();
-        let mut file = &self.file;
+        let mut file = self.draft.file();
         let put = file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(bytes));
-        put.map_err(self.error("write"))
+        put.map_err(error(self.path, "write"))
     }
 
-    fn finish(mut self) -> Result<(), WriteError> {
-        self.file.sync_all().map_err(self.error("write"))?;
-        fs::rename(&self.partial, &self.path).map_err(self.error("name"))?;
-        self.is_finished = true;
-        Ok(())
+    fn finish(self) -> Result<(), WriteError> {
+        self.draft.take_name(self.path).map_err(error(self.path, "finish"))
     }
 }
 
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // What cannot be removed is told by nobody: the failure that led here is the one to report.
-            let _left = fs::remove_file(&self.partial);
-        }
-    }
+fn error(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |source| WriteError::Io { path, action, source }
 }

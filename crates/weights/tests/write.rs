@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plimsoll_weights::{NewTensor, PIECE_BYTES, WeightDType, WriteError, write_safetensors};
+use plimsoll_weights::{
+    DraftFolder, NewTensor, PIECE_BYTES, WeightDType, WriteError, write_safetensors,
+};
 
 fn tensor(name: &str, dtype: WeightDType, shape: &[u64]) -> NewTensor {
     NewTensor { name: name.to_owned(), dtype, shape: shape.to_vec() }
@@ -101,4 +103,42 @@ fn what_the_format_cannot_hold_is_refused_before_anything_is_written() {
     assert!(refuse(&[tensor("__metadata__", WeightDType::U8, &[1])]).contains("__metadata__"));
     assert!(refuse(&[tensor("b", WeightDType::F64, &[1 << 40, 1 << 40])]).ends_with("too large"));
     assert!(names(folder.path()).is_empty());
+}
+
+/// Makes a file or folder look as if it had been left an hour ago.
+#[cfg(unix)]
+fn age(path: &std::path::Path) {
+    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    std::fs::File::open(path).unwrap().set_modified(hour_ago).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn what_killed_writers_left_is_removed_and_what_living_ones_write_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join(".plimsoll-123-0.part");
+    std::fs::create_dir_all(left.join("transformer")).unwrap();
+    std::fs::write(left.join("transformer/model.safetensors"), [0; 1000]).unwrap();
+    let file = folder.path().join(".plimsoll-124-0.part");
+    std::fs::write(&file, [0; 1000]).unwrap();
+    let alive = DraftFolder::create(folder.path()).unwrap();
+    std::fs::write(alive.path().join("config.json"), "{}").unwrap();
+    for path in [&left, &file, alive.path()] {
+        age(path);
+    }
+    let tensors = [tensor("a", WeightDType::U8, &[8])];
+    let path = folder.path().join("a.safetensors");
+    write_safetensors(&path, &tensors, &BTreeMap::new(), 1, &fill, &|_| true).unwrap();
+    assert!(!left.exists() && !file.exists());
+    assert!(alive.path().join("config.json").is_file(), "its process lives");
+    let (name, taken) = (folder.path().join("whole"), folder.path().join("taken"));
+    alive.take_name(&name).unwrap();
+    assert!(name.join("config.json").is_file());
+    // A folder with something in it keeps its name, and the draft leaves nothing.
+    std::fs::create_dir(&taken).unwrap();
+    std::fs::write(taken.join("mine"), "").unwrap();
+    DraftFolder::create(folder.path()).unwrap().take_name(&taken).unwrap_err();
+    drop(DraftFolder::create(folder.path()).unwrap());
+    assert_eq!(names(folder.path()), ["a.safetensors", "taken", "whole"]);
+    assert_eq!(names(&taken), ["mine"]);
 }

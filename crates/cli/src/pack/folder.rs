@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use plimsoll_models::flux;
+use plimsoll_weights::{DraftFolder, sweep};
 
 use crate::failure::Failure;
 
@@ -52,10 +53,12 @@ fn real(path: &Path) -> std::io::Result<PathBuf> {
     Ok(whole)
 }
 
-/// Refuses a disk with too little room, before anything is written; `advice` is what to do, or nothing.
+/// Refuses a disk with too little room, what killed writers left there removed, before anything is written; `advice` is what to do, or nothing.
 pub(super) fn check_room(output: &Path, needed_bytes: u64, advice: &str) -> Result<(), Failure> {
     let place = real(output).map_err(failure(output))?;
     let Some(there) = place.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
+    // What a killed writer left, as large as this perhaps, is no reason to refuse.
+    sweep(there);
     match free_bytes(there) {
         Some(free) if free < needed_bytes => Err(Failure::Write {
             path: output.display().to_string(),
@@ -81,28 +84,24 @@ fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
-/// A folder that has no name yet: removed when dropped before it is finished.
+/// The folder that is filled, and what it will be called.
 pub(super) struct NewFolder {
-    partial: PathBuf,
+    draft: DraftFolder,
     output: PathBuf,
-    is_finished: bool,
 }
 
 impl NewFolder {
     pub(super) fn create(output: &Path) -> Result<Self, Failure> {
         let output = std::path::absolute(output).map_err(failure(output))?;
-        let name = output.file_name().unwrap_or_default().to_string_lossy();
-        let partial = output.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-        if let Some(above) = output.parent() {
-            fs::create_dir_all(above).map_err(failure(above))?;
-        }
-        fs::create_dir(&partial).map_err(failure(&partial))?;
-        Ok(Self { partial, output, is_finished: false })
+        let above = output.parent().unwrap_or(&output);
+        fs::create_dir_all(above).map_err(failure(above))?;
+        let draft = DraftFolder::create(above).map_err(failure(above))?;
+        Ok(Self { draft, output })
     }
 
     /// Where a file of the folder is written, with the folders above it.
     pub(super) fn file(&self, relative: &str) -> Result<PathBuf, Failure> {
-        let path = self.partial.join(relative);
+        let path = self.draft.path().join(relative);
         if let Some(above) = path.parent() {
             fs::create_dir_all(above).map_err(failure(above))?;
         }
@@ -116,24 +115,7 @@ impl NewFolder {
     }
 
     /// Gives the folder its name.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
-        // An empty folder may stand there; one that was filled meanwhile is not touched.
-        match fs::remove_dir(&self.output) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(cause) => return Err(failure(&self.output)(cause)),
-        }
-        fs::rename(&self.partial, &self.output).map_err(failure(&self.output))?;
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // What cannot be removed is told by nobody: the failure that led here is the one to report.
-            let _left = fs::remove_dir_all(&self.partial);
-        }
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        self.draft.take_name(&self.output).map_err(failure(&self.output))
     }
 }

@@ -81,6 +81,22 @@ pub(crate) fn carry_out(
     Ok(Some(record))
 }
 
+/// Whether a run came to its end; if not, with the exit code that it had.
+pub(crate) fn ended(made: &Record) -> Result<(), Failure> {
+    if made.run.status == Some(Status::Done) {
+        return Ok(());
+    }
+    let kind = made.failure.as_ref().map_or("", |failure| failure.kind.as_str());
+    let code = match kind {
+        "usage" => 2,
+        "infeasible" => 3,
+        "file" => 4,
+        "cancelled" => 130,
+        _ => 5,
+    };
+    Err(Failure::Trial { run_id: made.run.run_id.clone(), code })
+}
+
 fn newest(store: &Store, relation: Relation<'_>) -> Result<Option<String>, Failure> {
     let related = match relation {
         Relation::TrialOf(parent) => store.children(parent)?,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use plimsoll_pipeline::PlaceRequest;
 use plimsoll_plan::Line;
 
@@ -74,7 +74,7 @@ impl Words {
 /// The options that a recorded command stands for.
 pub(crate) fn parse(command: &[String]) -> Result<GenerateArgs, Failure> {
     let words = ["plimsoll".to_owned()].into_iter().chain(command.iter().cloned());
-    match Cli::try_parse_from(words).map(|cli| cli.verb) {
+    match Cli::read(words).map(|cli| cli.verb) {
         Ok(Verb::Generate(args)) => Ok(args),
         Ok(_) => Err(Failure::Usage("the recorded command is not a run".to_owned())),
         Err(error) => {

@@ -39,6 +39,7 @@ pub(crate) fn run(
         format!("Repeats of {run_id}"),
         &["run", "status", "time", "VRAM", "RAM", "bits"],
     );
+    let mut all_ended = Ok(());
     for _ in 0..count {
         let made = child::carry_out(store, &base, &words, Relation::RepeatOf(&run_id))?;
         let Some(made) = made else {
@@ -63,10 +64,12 @@ pub(crate) fn run(
             view::bytes(made.load.peak_ram),
             bits.to_owned(),
         ]);
+        all_ended = all_ended.and(child::ended(&made));
         if made.run.status == Some(Status::Cancelled) {
             break;
         }
     }
     let judged = Judged::named(store, &run_id, criteria)?;
-    table::print(format, &[table, show::gates(&judged.gates)], &judged.json())
+    table::print(format, &[table, show::gates(&judged.gates)], &judged.json())?;
+    all_ended
 }

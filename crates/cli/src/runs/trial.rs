@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_record::next::{NextTrial, Planner, Situation, next};
-use plimsoll_record::{Axis, Criteria, Record, Status, Store, trial_of};
+use plimsoll_record::{Axis, Criteria, Store, trial_of};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -170,14 +170,10 @@ pub(crate) fn run(
     let Some(made) = made else {
         return Err(Failure::Usage("the trial ended before it was recorded".to_owned()));
     };
-    let status = made.run.status;
     let judged = Judged::named(store, &made.run.run_id, criteria)?;
     let json = json!({ "proposed": proposed, "run": judged.json() });
     table::print(format, &result(&parent_id, &judged), &json)?;
-    match status {
-        Some(Status::Done) => Ok(()),
-        _ => Err(Failure::Trial { run_id: made.run.run_id.clone(), code: code(&made) }),
-    }
+    child::ended(&made)
 }
 
 /// The proposed values, or the person's where only a person knows one.
@@ -221,18 +217,6 @@ fn free_name(output: &Path) -> PathBuf {
         .map(|number| output.with_file_name(format!("{stem}-try{number}.{extension}")))
         .find(|path| !path.exists())
         .unwrap_or_else(|| output.to_owned())
-}
-
-/// The exit code of the run that a record is of.
-fn code(record: &Record) -> u8 {
-    let kind = record.failure.as_ref().map_or("", |failure| failure.kind.as_str());
-    match kind {
-        "usage" => 2,
-        "infeasible" => 3,
-        "file" => 4,
-        "cancelled" => 130,
-        _ => 5,
-    }
 }
 
 fn result(parent_id: &str, judged: &Judged) -> Vec<Table> {

@@ -15,6 +15,10 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
 pub(super) fn told(path: &Path, action: &'static str, error: rusqlite::Error) -> RecordError {
     let path = path.to_owned();
     let cause = error.to_string().replace('\n', " ");
+    let storage = |cause: &str| {
+        let (path, cause) = (path.clone(), cause.to_owned());
+        RecordError::Storage { path, action, cause }
+    };
     match &error {
         // A value that is not what the schema says it is.
         rusqlite::Error::FromSqlConversionFailure(..)
@@ -32,7 +36,12 @@ pub(super) fn told(path: &Path, action: &'static str, error: rusqlite::Error) ->
                 // `no such table` and `no such column`: a schema that is not the one it claims to be.
                 | ErrorCode::Unknown,
             ) => RecordError::Corrupt { path, cause },
-            _ => RecordError::Storage { path, action, cause },
+            Some(ErrorCode::DiskFull) => storage("its disk is full"),
+            Some(ErrorCode::ReadOnly) => storage("the file or its folder is read-only"),
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                storage("another process has held it for too long")
+            }
+            _ => storage(&cause),
         },
     }
 }
