@@ -38,11 +38,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
                 offload: request.offload,
                 prefetch: request.prefetch,
             };
-            let sides = TileSides {
-                least: model.tile_edge_min(),
-                step: model.pixels_per_token(),
-                whole: request.run.width.max(request.run.height),
-            };
+            let sides = TileSides::of(&model, &request.run);
             let graph = |vae_tile| shapes(&FluxRun { vae_tile, ..request.run });
             let planned = plan_tiled(request.tiling, sides, machine.as_ref(), &asked, &graph)?;
             (defaults.name, planned, machine)

@@ -9,6 +9,13 @@ use plimsoll_graph::Fade;
 /// Smallest edge of a tile in tokens: below it the decoder sees hardly anything of its picture.
 pub(crate) const EDGE_TOKENS_MIN: u64 = 4;
 
+/// Most tiles side by side: a proof tells 64 bands of a picture's columns apart, and where tiles lie over each other is a
+/// band of its own.
+const ACROSS_MOST: u64 = 32;
+
+/// Most tiles of all pictures of a run: each has all ops of a decoder in the plan, some 100 kB.
+const COUNT_MOST: u64 = 4096;
+
 /// A tile's place along one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -22,6 +29,24 @@ pub(crate) struct Place {
     pub(crate) fade: Fade,
 }
 
+/// Latent pixels that neighbours share.
+fn overlap(edge: u64) -> u64 {
+    (edge / 4).max(1)
+}
+
+/// How many tiles of at most `edge` latent pixels lie along a side of `length` latent pixels.
+fn count(length: u64, edge: u64) -> u64 {
+    if length <= edge { 1 } else { (length - edge).div_ceil(edge - overlap(edge)) + 1 }
+}
+
+/// Whether so many pictures of `size` latent pixels can be decoded in tiles of `edge`, which is 2 or more.
+pub(crate) fn are_few(size: [u64; 2], edge: u64, pictures: u64) -> bool {
+    let [rows, cols] = size.map(|length| count(length, edge));
+    let all = rows.saturating_mul(cols).saturating_mul(pictures);
+    // A single tile is the whole picture, of which there are as many as were asked for.
+    rows.max(cols) <= ACROSS_MOST && (all <= COUNT_MOST || rows * cols == 1)
+}
+
 /// Latent pixels of a tile's side, and the places of all tiles, along a side of `length` latent pixels, each `unit`
 /// picture pixels; no tile is longer than `edge` latent pixels.
 pub(crate) fn side(length: u64, edge: u64, unit: u64) -> (u64, Vec<Place>) {
@@ -29,8 +54,7 @@ pub(crate) fn side(length: u64, edge: u64, unit: u64) -> (u64, Vec<Place>) {
         let fade = Fade::default();
         return (length, vec![Place { start: 0, first: 0, pixels: length * unit, fade }]);
     }
-    let overlap = (edge / 4).max(1);
-    let gaps = (length - edge).div_ceil(edge - overlap);
+    let (overlap, gaps) = (overlap(edge), count(length, edge) - 1);
     let start = |tile: u64| tile * (length - edge) / gaps;
     let faded = overlap * unit;
     // Where tile and the next change over: in the middle of what both have.

@@ -172,3 +172,24 @@ fn eight_bits_are_refused_where_no_linear_layer_reads_them() {
         assert!(error.contains(what), "{entry}: {error}");
     }
 }
+
+#[test]
+fn tiles_are_no_more_than_can_be_planned_and_proved() {
+    let model = FluxModel::dev();
+    let with = |width, height, samples, vae_tile| FluxRun {
+        width,
+        height,
+        samples,
+        vae_tile,
+        ..run(1, 1, true)
+    };
+    // Of 4096 pixels, 32 tiles that share a quarter; of 64 pictures, 8 by 8 each.
+    for (width, height, samples, least) in
+        [(1024, 1024, 1, 64), (4096, 4096, 1, 176), (16_384, 64, 1, 688), (4096, 4096, 64, 656)]
+    {
+        let asked = with(width, height, samples, None);
+        assert_eq!(model.tile_edge_min(&asked), least, "{width}x{height} {samples}");
+    }
+    let error = model.graph(&with(4096, 4096, 1, Some(160)), &|_, _| DType::BF16).unwrap_err();
+    assert!(error.to_string().contains("a multiple of 16 from 176 on"), "{error}");
+}

@@ -154,11 +154,7 @@ impl Assembled {
         let run = &request.run;
         let asked =
             Request { line: request.line, offload: request.offload, prefetch: request.prefetch };
-        let sides = TileSides {
-            least: self.model.tile_edge_min(),
-            step: self.model.pixels_per_token(),
-            whole: run.width.max(run.height),
-        };
+        let sides = TileSides::of(&self.model, run);
         let probes = if request.saves { &saved::PROBES[..] } else { &[] };
         let graph = |vae_tile| self.probed_graph(&FluxRun { vae_tile, ..*run }, probes);
         let mut planned = plan_tiled(request.tiling, sides, machine, &asked, &graph)?;

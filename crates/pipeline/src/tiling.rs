@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use plimsoll_graph::Graph;
+use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::{Advice, Machine, PeakAt, PlanError, Request};
 
 use crate::failure::PipelineError;
@@ -61,6 +62,17 @@ pub struct TileSides {
     pub step: u64,
     /// The picture's longer side: a tile of it is the whole.
     pub whole: u64,
+}
+
+impl TileSides {
+    /// Those of a run of a model.
+    pub fn of(model: &FluxModel, run: &FluxRun) -> Self {
+        Self {
+            least: model.tile_edge_min(run),
+            step: model.pixels_per_token(),
+            whole: run.width.max(run.height),
+        }
+    }
 }
 
 /// Plans the graph that `graph` makes for a side of tiles.

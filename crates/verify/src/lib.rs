@@ -64,7 +64,7 @@ impl<'p> Verified<'p> {
 /// The other arguments are the device's own rules: `reserved_bytes`, what the process takes of it beside the arena, and
 /// `workspace_bytes`, the scratch bytes that its implementation of an op needs.
 ///
-/// Memory: some words for each op, each copy, and each pair of a load and a visit. Time: about 10 ms for
+/// Memory: some words for each op, each copy and each region that a visit touches. Time: about 10 ms for
 /// FLUX.1-dev with 50 steps, be it 20,000 visits in leaves.
 ///
 /// # Errors

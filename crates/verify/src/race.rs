@@ -19,17 +19,13 @@ use crate::lanes::Lanes;
 pub(crate) fn check(graph: &Graph, plan: &Plan, lanes: &Lanes) -> Result<(), Violation> {
     let touched: Vec<Vec<Region>> =
         plan.visits.iter().map(|visit| touched_by(graph, plan, visit)).collect();
-    // A load's place and what a visit touches never change, so each pair is looked at once.
-    let mut known: Vec<Option<bool>> = vec![None; plan.loads.len() * plan.visits.len()];
     for (copy, (entry, window)) in plan.copies.iter().zip(lanes.windows()).enumerate() {
         let target = plan.loads[entry.load as usize].region;
-        let row = entry.load as usize * plan.visits.len();
         for compute in window {
-            let visit = plan.computes[compute].visit as usize;
-            let is_hit = *known[row + visit].get_or_insert_with(|| {
-                touched[visit].iter().any(|region| region.overlaps(&target))
-            });
-            if is_hit {
+            let regions = &touched[plan.computes[compute].visit as usize];
+            // The first that ends behind the target's begin is the only one that can hold that byte or the next.
+            let next = regions.partition_point(|region| region.end() <= target.offset);
+            if regions.get(next).is_some_and(|region| region.overlaps(&target)) {
                 return Err(race(graph, plan, copy, compute));
             }
         }
@@ -37,7 +33,7 @@ pub(crate) fn check(graph: &Graph, plan: &Plan, lanes: &Lanes) -> Result<(), Vio
     Ok(())
 }
 
-/// Every region that a visit touches.
+/// All that a visit touches, ascending; regions that meet or overlap are one.
 fn touched_by(graph: &Graph, plan: &Plan, visit: &plimsoll_plan::Visit) -> Vec<Region> {
     let mut regions: Vec<Region> =
         visit.loads.iter().map(|load| plan.loads[*load as usize].region).collect();
@@ -46,8 +42,14 @@ fn touched_by(graph: &Graph, plan: &Plan, visit: &plimsoll_plan::Visit) -> Vec<R
         graph.ops[op].for_each_view(|view, _| regions.push(plan.tensors[view.tensor.index()]));
     }
     regions.retain(|region| region.bytes > 0);
-    regions.sort_unstable_by_key(|region| (region.offset, region.bytes));
-    regions.dedup();
+    regions.sort_unstable_by_key(|region| region.offset);
+    regions.dedup_by(|next, before| {
+        let meets = next.offset <= before.end();
+        if meets {
+            before.bytes = before.bytes.max(next.end() - before.offset);
+        }
+        meets
+    });
     regions
 }
 

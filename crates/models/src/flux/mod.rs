@@ -10,7 +10,7 @@ pub use config::FluxConfig;
 
 use crate::config::check;
 use crate::paper::Paper;
-use crate::tiles::EDGE_TOKENS_MIN;
+use crate::tiles::{EDGE_TOKENS_MIN, are_few};
 use crate::video::{Tiles, picture_tiles};
 use crate::{ClipConfig, ModelError, T5Config, VaeConfig};
 
@@ -122,13 +122,18 @@ impl FluxModel {
         2 * self.vae.downscale()
     }
 
-    /// Smallest side of a tile in which a picture is decoded, in pixels.
-    pub fn tile_edge_min(&self) -> u64 {
-        EDGE_TOKENS_MIN * self.pixels_per_token()
+    /// Smallest side of a tile in which a run's pictures are decoded, in pixels: a decoder has to see something of its
+    /// picture, and there are to be no more tiles than can be planned and proved.
+    pub fn tile_edge_min(&self, run: &FluxRun) -> u64 {
+        let (unit, latents) = (self.pixels_per_token(), self.vae.downscale());
+        let size = [run.height, run.width].map(|side| side.min(SIDE_MAX) / latents);
+        let mut edges = (EDGE_TOKENS_MIN..=SIDE_MAX / unit).map(|tokens| tokens * unit);
+        let pictures = u64::from(run.samples);
+        edges.find(|edge| are_few(size, edge / latents, pictures)).unwrap_or(SIDE_MAX)
     }
 
-    fn check_tile(&self, edge: u64) -> Result<u64, ModelError> {
-        let (unit, least) = (self.pixels_per_token(), self.tile_edge_min());
+    fn check_tile(&self, run: &FluxRun, edge: u64) -> Result<u64, ModelError> {
+        let (unit, least) = (self.pixels_per_token(), self.tile_edge_min(run));
         if edge >= least && edge <= SIDE_MAX && edge.is_multiple_of(unit) {
             return Ok(edge);
         }
@@ -138,7 +143,7 @@ impl FluxModel {
             what: "side of a tile of the VAE".to_owned(),
             value: edge.to_string(),
             expected: format!(
-                "a multiple of {unit} from {least} on is needed; {nearest} is the nearest"
+                "a multiple of {unit} from {least} on is needed here; {nearest} is the nearest"
             ),
         })
     }
@@ -238,7 +243,7 @@ impl FluxModel {
         };
         let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled, paper.controlnets);
         let size = [2 * rows, 2 * cols];
-        let edge = run.vae_tile.map(|edge| self.check_tile(edge)).transpose()?;
+        let edge = run.vae_tile.map(|edge| self.check_tile(run, edge)).transpose()?;
         match self.tiles(run, paper.tile)? {
             Tiles { count, size: tile, .. } if count > 1 && edge.is_none() => {
                 self.vae.trace_tile(&mut b, VAE, latent, size, tile);
