@@ -163,13 +163,19 @@ impl Assembled {
     /// # Errors
     /// As [`Assembled::open`]; the pipeline stays as it was.
     pub fn replace_transformer(&mut self, path: impl AsRef<Path>) -> Result<(), PipelineError> {
+        *self = self.with_transformer(path)?;
+        Ok(())
+    }
+
+    /// The pipeline with the transformer of a single file.
+    ///
+    /// # Errors
+    /// As [`Assembled::replace_transformer`].
+    pub fn with_transformer(&self, path: impl AsRef<Path>) -> Result<Self, PipelineError> {
         let transformer = plimsoll_weights::open_transformer_file(path)?;
         let mut checkpoint = self.checkpoint.clone();
         checkpoint.replace_transformer(transformer);
-        let host_limits = self.host_limits;
-        *self = Self::open(checkpoint)?;
-        self.host_limits = host_limits;
-        Ok(())
+        Ok(Self { host_limits: self.host_limits, ..Self::open(checkpoint)? })
     }
 
     /// What a request that says nothing asks for.

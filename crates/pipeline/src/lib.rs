@@ -61,6 +61,7 @@ pub mod noise;
 mod packing;
 mod placed;
 mod probe;
+mod sampled;
 mod saved;
 pub mod scheduler;
 mod tier;

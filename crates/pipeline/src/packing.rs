@@ -66,16 +66,27 @@ enum Fill<'a> {
 }
 
 /// A tensor of the checkpoint.
-struct Stored<'a> {
-    dtype: HostDType,
+pub(crate) struct Stored<'a> {
+    pub(crate) dtype: HostDType,
     /// Elements of a row.
-    cols: u64,
+    pub(crate) cols: u64,
     pieces: Vec<&'a [u8]>,
 }
 
-impl Stored<'_> {
+impl<'a> Stored<'a> {
+    /// A tensor of the component at a position; nothing for a type that is not read.
+    pub(crate) fn of(
+        assembled: &'a Assembled,
+        at: usize,
+        entry: &Entry,
+    ) -> Result<Option<Self>, PipelineError> {
+        let Some(dtype) = host_dtype(entry.dtype) else { return Ok(None) };
+        let cols = entry.shape.iter().skip(1).product();
+        Ok(Some(Self { dtype, cols, pieces: pieces(assembled, at, entry)? }))
+    }
+
     /// Copies bytes from `offset` on; pieces end between elements.
-    fn read(&self, mut offset: usize, mut target: &mut [u8]) {
+    pub(crate) fn read(&self, mut offset: usize, mut target: &mut [u8]) {
         for piece in &self.pieces {
             if offset >= piece.len() {
                 offset -= piece.len();
@@ -92,21 +103,33 @@ impl Stored<'_> {
     }
 
     /// Elements from `first` on, as `f32`.
-    fn values(&self, first: u64, bytes: &mut Vec<u8>, values: &mut [f32]) {
+    pub(crate) fn values(&self, first: u64, bytes: &mut Vec<u8>, values: &mut [f32]) {
         let width = size(self.dtype.bytes());
         bytes.resize(values.len() * width, 0);
         self.read(size(first) * width, bytes);
         cpu::cast(bytes, self.dtype, bytemuck::cast_slice_mut(values), DType::F32);
     }
 
-    fn rows(&self) -> u64 {
-        let bytes: u64 = self.pieces.iter().map(|piece| piece.len() as u64).sum();
-        bytes / self.dtype.bytes() / self.cols.max(1)
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len() as u64).sum()
+    }
+
+    pub(crate) fn rows(&self) -> u64 {
+        self.bytes() / self.dtype.bytes() / self.cols.max(1)
     }
 }
 
+fn pieces<'a>(
+    assembled: &'a Assembled,
+    at: usize,
+    entry: &Entry,
+) -> Result<Vec<&'a [u8]>, PipelineError> {
+    let pieces = entry.pieces.iter().map(|piece| assembled.host.piece(at, piece));
+    Ok(pieces.collect::<Result<_, _>>()?)
+}
+
 /// What is mapped fits `usize`.
-fn size(count: u64) -> usize {
+pub(crate) fn size(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
@@ -270,7 +293,7 @@ impl<'a> FileInTheMaking<'a> {
             None => Fill::Stored(Stored {
                 dtype: HostDType::F8E4M3,
                 cols: 1,
-                pieces: self.pieces(stored)?,
+                pieces: pieces(self.assembled, self.at, stored)?,
             }),
         };
         self.push(entry.to_owned(), stored.dtype, &stored.shape, fill);
@@ -278,15 +301,8 @@ impl<'a> FileInTheMaking<'a> {
     }
 
     fn stored(&self, name: &str, entry: &Entry) -> Result<Stored<'a>, PipelineError> {
-        let dtype = host_dtype(entry.dtype).ok_or_else(|| self.refuse(name, entry.dtype.name()))?;
-        let cols = entry.shape.iter().skip(1).product();
-        Ok(Stored { dtype, cols, pieces: self.pieces(entry)? })
-    }
-
-    fn pieces(&self, entry: &Entry) -> Result<Vec<&'a [u8]>, PipelineError> {
-        let host = &self.assembled.host;
-        let pieces = entry.pieces.iter().map(|piece| host.piece(self.at, piece));
-        Ok(pieces.collect::<Result<_, _>>()?)
+        Stored::of(self.assembled, self.at, entry)?
+            .ok_or_else(|| self.refuse(name, entry.dtype.name()))
     }
 
     fn refuse(&self, entry: &str, dtype: &str) -> PipelineError {

@@ -5,7 +5,8 @@
 //! user's cache folder, by the first run that needs it, and read by all later ones.
 //!
 //! A file is named by what it was made from: the source files' lengths, times and headers, and the storage. It gets its
-//! name when it is whole, under a lock, so that two processes write it once.
+//! name when it is whole, under a lock, so that two processes write it once. Whether it is what its name says is seen by
+//! some rows of each matrix before it is used: times and lengths may be another checkpoint's as well.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -59,30 +60,48 @@ pub(crate) fn settle(
         let path = path.display().to_string();
         move |cause| Failure::Write { path, cause }
     };
-    let mut assembled = assembled;
-    if path.is_file() {
-        let Err(error) = assembled.replace_transformer(&path) else { return Ok(assembled) };
-        out::notice(&format!(
-            "the packed transformer in the cache is damaged and is packed anew: {error}"
-        ));
-        std::fs::remove_file(&path).map_err(cannot(&path))?;
+    if let Ok(found) = kept(&assembled, &path) {
+        return Ok(found);
     }
     if !path.is_file() {
         check_room(&assembled, args, &path)?;
-        std::fs::create_dir_all(&folder).map_err(cannot(&folder))?;
-        let lock = folder.join(format!("{key}.lock"));
-        // Held until it is dropped, or the process ends; the file stays, since another may be waiting on it.
-        let _held = hold(&lock, control)?.map_err(cannot(&lock))?;
-        if !path.is_file() {
-            write(&assembled, args, &path, control)?;
+    }
+    std::fs::create_dir_all(&folder).map_err(cannot(&folder))?;
+    let lock = folder.join(format!("{key}.lock"));
+    // Held until it is dropped, or the process ends; the file stays, since another may be waiting on it.
+    let _held = hold(&lock, control)?.map_err(cannot(&lock))?;
+    // Another process may have written it meanwhile.
+    match kept(&assembled, &path) {
+        Ok(found) => return Ok(found),
+        Err(None) => {}
+        Err(Some(why)) => {
+            out::notice(&format!("the packed transformer in the cache {why}: it is packed anew"));
+            std::fs::remove_file(&path).map_err(cannot(&path))?;
         }
     }
-    assembled.replace_transformer(&path)?;
-    Ok(assembled)
+    write(&assembled, args, &path, control)?;
+    Ok(assembled.with_transformer(&path)?)
+}
+
+/// The pipeline with the transformer that is kept for it; else why what lies there is not to be used, if anything does.
+fn kept(assembled: &Assembled, path: &Path) -> Result<Assembled, Option<String>> {
+    if !path.is_file() {
+        return Err(None);
+    }
+    let damaged = |error: PipelineError| Some(format!("is damaged ({error})"));
+    let found = assembled.with_transformer(path).map_err(damaged)?;
+    match assembled.is_packed_as(&found).map_err(damaged)? {
+        true => Ok(found),
+        false => Err(Some("is not of this checkpoint, or is damaged".to_owned())),
+    }
 }
 
 /// Takes the lock, waiting for another process that has it.
 fn hold(path: &Path, control: &Control) -> Result<std::io::Result<File>, Failure> {
+    // A pipe would be waited for without end.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Ok(Err(std::io::Error::other("it is no regular file")));
+    }
     let file = match OpenOptions::new().create(true).truncate(false).write(true).open(path) {
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
