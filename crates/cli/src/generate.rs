@@ -30,6 +30,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     // From here on nothing takes long, and nothing may be cut short: the picture is there, its record is not.
     interrupt::writing();
     if !recorder.is_on() {
+        interrupt::written();
         let made = made.unwrap_or_else(|bug| resume_unwind(bug))?;
         let printed = print(args, &made, None);
         std::mem::forget(made);
@@ -40,6 +41,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         Err(_) => draft.end_by_bug(crate::last_panic()),
     };
     let run_id = recorder.write(record, plan_json.as_deref(), &args.output);
+    interrupt::written();
     let made = made.unwrap_or_else(|bug| resume_unwind(bug));
     match (made, run_id) {
         (Ok(made), run_id) => {

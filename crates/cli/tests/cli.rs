@@ -218,6 +218,49 @@ fn long_and_empty_prompts_draw_and_say_what_was_dropped() {
     }
 }
 
+/// Asks a process to end, as Ctrl-C does: that one is ignored by what a shell runs in the background, such as this test.
+#[cfg(unix)]
+fn terminate(child: &std::process::Child) -> std::process::ExitStatus {
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap()
+}
+
+/// By its handler, or by the signal before there was one; no other signal ends a process that was asked to.
+#[cfg(unix)]
+fn was_asked_to_end(status: std::process::ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    const SIGTERM: i32 = 15;
+    status.code() == Some(130) || status.signal() == Some(SIGTERM)
+}
+
+/// `nohup` and background jobs: what the program was started to ignore does not end it.
+#[cfg(unix)]
+#[test]
+fn a_signal_that_was_ignored_stays_ignored() {
+    let folder = Folder::new();
+    let model = demo();
+    let inner = folder
+        .command(&["generate", PROMPT, "--model", &model, "--steps", "1000", "--vram", "min"]);
+    let program = inner.get_program().to_owned();
+    let arguments: Vec<_> = inner.get_args().map(std::ffi::OsStr::to_owned).collect();
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .arg(program)
+        .args(arguments)
+        .envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))))
+        .current_dir(folder.0.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(child.try_wait().unwrap().map(|status| status.code()), None);
+    assert!(terminate(&child).success());
+    assert!(was_asked_to_end(child.wait().unwrap()));
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_at_any_moment_leaves_no_partial_file() {
@@ -232,7 +275,7 @@ fn an_interrupt_at_any_moment_leaves_no_partial_file() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(40 * at));
-        let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let kill = terminate(&child);
         let sent = std::time::Instant::now();
         let status = child.wait().unwrap();
         assert!(sent.elapsed() < Duration::from_secs(5), "{:?} to stop", sent.elapsed());
@@ -240,8 +283,7 @@ fn an_interrupt_at_any_moment_leaves_no_partial_file() {
         if status.success() {
             assert_eq!(files, ["plimsoll.png"]);
         } else {
-            // Before the handler is set, the signal ends the process by itself: no code.
-            assert!(matches!(status.code(), Some(130) | None), "{status} ({kill})");
+            assert!(was_asked_to_end(status), "{status} ({kill})");
             assert_eq!(files, [""; 0], "after an interrupt");
             cancelled += 1;
         }
@@ -434,18 +476,16 @@ fn a_stopped_pack_leaves_nothing() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(wait));
-        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(killed.unwrap().success());
+        assert!(terminate(&child).success());
         let status = child.wait().unwrap();
         let left = folder.files();
-        // Before its handler is there the signal ends it; after the last byte it is done.
-        match status.code() {
-            Some(0) => {
-                assert_eq!(left, ["out"]);
-                std::fs::remove_dir_all(folder.0.path().join("out")).unwrap();
-            }
-            Some(130) | None => assert_eq!(left, [""; 0], "{wait} ms"),
-            other => panic!("{other:?} after {wait} ms"),
+        // After the last byte it is done.
+        if status.success() {
+            assert_eq!(left, ["out"]);
+            std::fs::remove_dir_all(folder.0.path().join("out")).unwrap();
+        } else {
+            assert!(was_asked_to_end(status), "{status} after {wait} ms");
+            assert_eq!(left, [""; 0], "{wait} ms");
         }
     }
 }

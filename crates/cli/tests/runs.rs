@@ -90,7 +90,7 @@ fn refused_failed_and_cancelled_runs_are_recorded_too() {
         .unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let id = child.id().to_string();
-    std::process::Command::new("kill").args(["-INT", &id]).status().unwrap();
+    std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let run = folder.show("last");
     assert_eq!(run["run"]["status"], "cancelled");

@@ -30,6 +30,7 @@ mod guard;
 #[cfg(not(unix))]
 #[path = "guard_none.rs"]
 mod guard;
+mod ignored;
 pub mod memory;
 mod read_ahead;
 
@@ -38,6 +39,7 @@ pub use end::end_now;
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;
+pub use ignored::Ignored;
 pub use plimsoll_weights::FileIdentity;
 pub use read_ahead::{READERS, ReadAhead};
 
