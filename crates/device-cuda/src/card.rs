@@ -78,6 +78,7 @@ impl Card {
             options;
         driver::require()?;
         let files = if host.register { files } else { Vec::new() };
+        let alone = probe::alone();
         let mut trial = probe::Trial::start(&files, index, &host.probing);
         let searching = Searching::start(library_options.clone());
         driver::load()?;
@@ -110,6 +111,7 @@ impl Card {
         }
         let (_, total_bytes) = context.memory_info()?;
         let reserved_bytes = meter.bytes(&context)? + MARGIN_BYTES;
+        drop(alone);
         Ok(Self {
             libraries,
             kernels,

@@ -192,9 +192,9 @@ impl CudaDevice {
             transfer,
         };
         let run = Run::new(parts, &self.card.context, program, control)?;
+        let in_flight = InFlight(&self.card);
         let went = run.go(drive);
-        // Whatever happened: nothing may be in flight when the borrowed host memory goes.
-        let emptied = self.card.synchronize();
+        let emptied = in_flight.end();
         went?;
         emptied?;
         let mut stats = run.stats()?;
@@ -208,6 +208,26 @@ impl CudaDevice {
         stats.high_water_bytes =
             self.arena()?.high_water_bytes(&self.card.kernels, &self.card.streams[1])?;
         Ok(stats)
+    }
+}
+
+/// Work that may be on a card's streams: whatever happens, a panic of the caller's too, nothing may be in flight when the
+/// host memory that it borrows goes.
+struct InFlight<'c>(&'c Card);
+
+impl InFlight<'_> {
+    /// Waits for it.
+    fn end(self) -> Result<(), CudaError> {
+        let ended = self.0.synchronize();
+        std::mem::forget(self);
+        ended
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // The panic is what is told.
+        let _ended = self.0.synchronize();
     }
 }
 

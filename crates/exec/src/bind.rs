@@ -228,6 +228,15 @@ fn bind_copy<'h>(
                 target += run.len() / bytes.dtype.bytes() * weight.dtype.bytes();
             }
         }
+        // The proof takes a weight for arrived when its copy is done: all of it.
+        if target - offset != weight.bytes() {
+            let (found, expected) = (target - offset, weight.bytes());
+            return Err(ExecError::Weight {
+                component: component.clone(),
+                entry: weight.name.clone(),
+                what: format!("its parts are {found} bytes of the {expected} that it takes"),
+            });
+        }
         weights.push(Region { offset, bytes: target - offset });
     }
     Ok(BoundCopy {

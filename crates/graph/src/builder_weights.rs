@@ -34,6 +34,10 @@ impl Builder<'_> {
                 cols = part_cols;
             }
         }
+        let elements: u64 = parts.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum();
+        if elements != rows * cols {
+            self.fail(&format!("weight {name}: its vectors and matrices do not make one"));
+        }
         let Some(block) = self.block_position().map(|at| &self.blocks[at]) else {
             self.fail("a weight before any block");
             return WeightId(0);

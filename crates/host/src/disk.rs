@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
-use plimsoll_weights::FileIdentity;
+use plimsoll_weights::{DraftFolder, FileIdentity, sweep};
 
 use crate::error::HostError;
 use crate::files::{SharedMapping, compare};
@@ -217,19 +217,17 @@ impl DiskFiles {
 /// # Errors
 /// [`HostError::Io`] for a file that cannot be written, and as [`DiskFiles::measure`].
 pub fn measure_disk(folder: &Path) -> Result<Option<f64>, HostError> {
-    let path = folder.join(format!("plimsoll-disk-{}.tmp", std::process::id()));
-    let io = |source| HostError::Io { path: path.clone(), action: "write the file", source };
-    let written = write_random(&path).map_err(io);
-    let measured = written.and_then(|()| {
-        let disk = DiskFiles::open(&[SharedMapping::open(&path)?])?;
-        if !disk.is_direct() {
-            return Ok(None);
-        }
-        disk.measure(crate::READERS, WRITTEN_LIMIT)
-    });
-    // Nothing is left of it, whatever happened; the error that is told is the first.
-    let _ = std::fs::remove_file(&path);
-    measured
+    let io = |source| HostError::Io { path: folder.to_owned(), action: "write a file in", source };
+    // Removed when dropped; what a process that was killed left there is removed by the next.
+    sweep(folder);
+    let draft = DraftFolder::create(folder).map_err(io)?;
+    let path = draft.path().join("measured");
+    write_random(&path).map_err(io)?;
+    let disk = DiskFiles::open(&[SharedMapping::open(&path)?])?;
+    if !disk.is_direct() {
+        return Ok(None);
+    }
+    disk.measure(crate::READERS, WRITTEN_LIMIT)
 }
 
 /// Bytes that no disk or file system can pack, written through to the disk.

@@ -40,7 +40,7 @@ pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;
 pub use ignored::Ignored;
-pub use plimsoll_weights::FileIdentity;
+pub use plimsoll_weights::{DraftFolder, FileIdentity, sweep};
 pub use read_ahead::{READERS, ReadAhead};
 
 /// Exit code of the process when a mapped weight file shrinks, or its disk fails, during a read.

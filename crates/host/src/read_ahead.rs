@@ -42,6 +42,8 @@ struct Window {
     scratch: Scratch,
     /// Where its bytes are.
     range: Range<usize>,
+    /// The number that it was last filled for, plus one.
+    filled: u64,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +54,9 @@ struct State {
     taken: u64,
     /// Numbers given out.
     given: u64,
-    /// The number that each window was last filled for, plus one.
+    /// The first number of the read that goes on.
+    first: u64,
+    /// The number that each window was last filled for, plus one, as the window itself has it.
     filled: [u64; WINDOWS],
     failure: Option<HostError>,
 }
@@ -63,8 +67,9 @@ impl<'f> ReadAhead<'f> {
     /// # Errors
     /// [`HostError::Memory`].
     pub fn new(files: &'f DiskFiles) -> Result<Self, HostError> {
-        let window =
-            |_| Ok(Mutex::new(Window { scratch: Scratch::new(WINDOW_BYTES)?, range: 0..0 }));
+        let window = |_| {
+            Ok(Mutex::new(Window { scratch: Scratch::new(WINDOW_BYTES)?, range: 0..0, filled: 0 }))
+        };
         Ok(Self {
             files,
             windows: (0..WINDOWS).map(window).collect::<Result<_, HostError>>()?,
@@ -83,21 +88,32 @@ impl<'f> ReadAhead<'f> {
     /// A reader's thread from start to end.
     pub fn serve(&self) {
         while let Some((number, place, bytes)) = self.take() {
-            let at = index(number);
-            let mut window = lock(&self.windows[at]);
-            let Window { scratch, range } = &mut *window;
-            let read = self.files.fill(place, bytes, scratch);
-            let mut state = lock(&self.state);
-            match read {
-                Ok(found) => *range = found,
-                Err(error) => {
-                    state.failure.get_or_insert(error);
-                }
-            }
-            state.filled[at] = number + 1;
-            drop(state);
-            self.changed.notify_all();
+            self.fill(number, place, bytes);
         }
+    }
+
+    /// Fills the window of a number that was taken.
+    fn fill(&self, number: u64, place: Place, bytes: usize) {
+        let at = index(number);
+        let mut window = lock(&self.windows[at]);
+        let Window { scratch, range, filled } = &mut *window;
+        // A number of a read that was left off, whose window has gone on to a later one meanwhile.
+        if *filled > number {
+            return;
+        }
+        let read = self.files.fill(place, bytes, scratch);
+        let mut state = lock(&self.state);
+        match read {
+            Ok(found) => (*range, *filled) = (found, number + 1),
+            // What a read that was left off meets is nobody's failure.
+            Err(_) if number < state.first => return,
+            Err(error) => {
+                state.failure.get_or_insert(error);
+            }
+        }
+        state.filled[at] = number + 1;
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// The next part that has a window; `None` at the end.
@@ -138,6 +154,8 @@ impl<'f> ReadAhead<'f> {
         let mut state = lock(&self.state);
         // What a read that was left off has taken is given to nobody.
         state.given = state.taken;
+        state.first = state.taken;
+        state.failure = None;
         state.next = Some((place, source.len()));
         self.changed.notify_all();
         let parts = source.len().div_ceil(WINDOW_BYTES) as u64;
@@ -182,4 +200,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[expect(clippy::cast_possible_truncation, reason = "less than WINDOWS")]
 fn index(number: u64) -> usize {
     (number % WINDOWS as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::files::SharedMapping;
+
+    /// A reader that took a part of a read that was left off, and comes to its window when a later one has filled it.
+    #[test]
+    fn a_late_reader_leaves_a_later_part_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let content: Vec<u8> = (0..=8u8).flat_map(|part| [part; 4096]).collect();
+        std::fs::write(&path, &content).unwrap();
+        let mapping = SharedMapping::open(&path).unwrap();
+        let files = DiskFiles::open(std::slice::from_ref(&mapping)).unwrap();
+        let part = |at: usize| files.find(&mapping.bytes()[at * 4096..]).unwrap();
+        let ahead = ReadAhead::new(&files).unwrap();
+        ahead.fill(WINDOWS as u64, part(WINDOWS), 4096);
+        ahead.fill(0, part(0), 4096);
+        let window = lock(&ahead.windows[0]);
+        assert!(window.scratch.bytes(window.range.clone()).iter().all(|byte| *byte == 8));
+        assert_eq!(lock(&ahead.state).filled[0], WINDOWS as u64 + 1);
+    }
 }

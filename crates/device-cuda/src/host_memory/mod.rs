@@ -147,6 +147,8 @@ impl HostMemory {
 
     /// Which mapped files the card may copy from; those that were given before and are not here are let go.
     pub(crate) fn set_mappings(&mut self, mappings: &[SharedMapping]) {
+        // Also where nothing more is lent: files that are let go may be about to be unmapped for good.
+        self.registered.keep(mappings);
         if !self.options.register {
             return;
         }

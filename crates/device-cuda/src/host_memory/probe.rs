@@ -6,15 +6,18 @@
 //! back, and says one line a file. A file whose line does not come in time is unfit, and so is one whose bytes
 //! come back changed. Results are kept by the file's identity for the life of the process.
 //!
-//! The child's context takes device memory while it lives: files are given to a device before its arena is taken.
+//! The child's context takes device memory while it lives: files are given to a device before its arena is taken. It is
+//! a process that comes as well, and a card knows its own process by its coming: cards are opened and files tried one
+//! after the other ([`alone`]).
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use plimsoll_host::{FileIdentity, SharedMapping};
@@ -41,7 +44,8 @@ const TRIED_BYTES: usize = 1 << 20;
 /// How files are found fit for being lent to the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probing {
-    /// This program is started again; its `main` calls [`probe_child`] first.
+    /// This program is started again; its `main` calls [`probe_child`] first. Where it has not, no file is tried, and
+    /// none is lent.
     ThisProgram,
     /// Another program that does.
     Program(PathBuf),
@@ -55,9 +59,22 @@ pub(crate) type Verdict = Result<(), String>;
 /// What is known of files.
 static KNOWN: Mutex<Option<HashMap<FileIdentity, Verdict>>> = Mutex::new(None);
 
+/// Whether this program answers the hidden argument: one that does not would start itself, open a card, and start
+/// itself again.
+static ANSWERS: AtomicBool = AtomicBool::new(false);
+
+/// Held while a card is opened or files are tried.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Waits until no other thread opens a card or tries files.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    lock(&ALONE)
+}
+
 /// Answers the hidden argument of a child process; `None` if this process is none. To be called first in `main`,
 /// with the arguments after the program's name.
 pub fn probe_child(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    ANSWERS.store(true, Ordering::SeqCst);
     let mut arguments = arguments.into_iter();
     if arguments.next()? != ARGUMENT {
         return None;
@@ -151,6 +168,7 @@ pub(crate) fn fit(mappings: &[SharedMapping], index: u32, probing: &Probing) -> 
         Some(Err(cause)) => return vec![Err(cause); mappings.len()],
         Some(Ok(_)) => {}
     }
+    let _alone = alone();
     if let Some(trial) = Trial::start(mappings, index, probing) {
         trial.finish();
     }
@@ -165,6 +183,9 @@ fn program(probing: &Probing) -> Option<Result<PathBuf, String>> {
     match probing {
         Probing::Skip => None,
         Probing::Program(program) => Some(Ok(program.clone())),
+        Probing::ThisProgram if !ANSWERS.load(Ordering::SeqCst) => {
+            Some(Err("this program does not answer as a child that tries them".to_owned()))
+        }
         Probing::ThisProgram => Some(std::env::current_exe().map_err(|error| error.to_string())),
     }
 }
@@ -179,7 +200,8 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Nothing where every verdict is there or none is needed, or this program's file is not known, which [`fit`] tells.
+    /// Nothing where every verdict is there or none is needed, or there is no program to start, which [`fit`] tells. To be
+    /// called [`alone`].
     pub(crate) fn start(mappings: &[SharedMapping], index: u32, probing: &Probing) -> Option<Self> {
         let program = program(probing)?.ok()?;
         let known = lock(&KNOWN);
@@ -267,8 +289,14 @@ impl Asked {
         let mut child = command
             .spawn()
             .map_err(|error| End::NoStart(format!("cannot start a process to try it: {error}")))?;
-        let lines = lines_of(&mut child);
-        Ok(Self { child: Some(child), lines })
+        match lines_of(&mut child) {
+            Ok(lines) => Ok(Self { child: Some(child), lines }),
+            Err(error) => {
+                // It waits for its word; without one it ends.
+                let _ended = child.kill().and_then(|()| child.wait());
+                Err(End::NoStart(format!("cannot start a thread to try it: {error}")))
+            }
+        }
     }
 
     /// Lets it make its context.
@@ -324,10 +352,10 @@ fn hear(lines: &Receiver<String>, files: usize, verdicts: &mut Vec<Verdict>) -> 
 }
 
 /// A thread that hands on the child's lines; it ends with the child.
-fn lines_of(child: &mut Child) -> Receiver<String> {
+fn lines_of(child: &mut Child) -> std::io::Result<Receiver<String>> {
     let (sender, receiver) = channel();
     if let Some(out) = child.stdout.take() {
-        std::thread::spawn(move || {
+        std::thread::Builder::new().spawn(move || {
             let lines = BufReader::new(out).lines();
             // Ends when the child does, or when nobody listens any more.
             for line in lines.map_while(Result::ok) {
@@ -335,9 +363,9 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
                     return;
                 }
             }
-        });
+        })?;
     }
-    receiver
+    Ok(receiver)
 }
 
 /// Ends a child; one that hangs in the kernel is left to a thread that waits for it.
@@ -354,7 +382,8 @@ fn finish(mut child: Child) {
             let _ = child.kill();
         }
     }
-    std::thread::spawn(move || child.wait());
+    // Without a thread it is left to the system, which has nothing else to do for it than to wait.
+    let _waiting = std::thread::Builder::new().spawn(move || child.wait());
 }
 
 #[cfg(all(test, unix))]
@@ -399,6 +428,30 @@ mod tests {
         let silent = try_all(Path::new("/bin/true"), 0, &paths, None);
         let cause = "a context in another process ended the process".to_owned();
         assert_eq!(silent, vec![Err(cause.clone()), Err(cause)]);
+    }
+
+    /// Threads that want verdicts on the same files start one child.
+    #[test]
+    fn files_are_tried_once_however_many_threads_ask() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (program, starts) = (folder.path().join("child"), folder.path().join("starts"));
+        let script = format!(
+            "#!/bin/sh\necho start >> '{}'\nread told\necho ready\nshift 2\nsleep 0.1\n\
+             for f; do echo fit; done\n",
+            starts.display()
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(folder.path().join("weights"), [1; 100]).unwrap();
+        let mapping = SharedMapping::open(&folder.path().join("weights")).unwrap();
+        let probing = Probing::Program(program);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(fit(&[mapping.clone()], 0, &probing), [Ok(())]));
+            }
+        });
+        assert_eq!(std::fs::read_to_string(&starts).unwrap(), "start\n");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use plimsoll_cuda_kernels::{Backends, NarrowBackend, bound_shapes, workspace_bytes};
 use plimsoll_device::{DeviceError, Mat};
 use plimsoll_graph::OpKind;
-use plimsoll_host::SharedMapping;
+use plimsoll_host::{DraftFolder, SharedMapping, sweep};
 
 use super::{Bench, Effort, arena_bytes};
 use crate::card::{Card, CardOptions};
@@ -32,26 +32,19 @@ fn random_values(bytes: u64) -> Vec<u8> {
     values.collect()
 }
 
-/// A file of random values that is removed with this.
+/// A file of random values that is removed with this, or by the next where the process is killed.
 struct RandomFile {
     path: std::path::PathBuf,
+    _folder: DraftFolder,
 }
 
 impl RandomFile {
     fn new(folder: &Path, values: &[u8]) -> std::io::Result<Self> {
-        let path = folder.join(format!("plimsoll-probe-{}", std::process::id()));
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).open(&path)?;
-        let made = Self { path };
-        std::io::Write::write_all(&mut file, values)?;
-        Ok(made)
-    }
-}
-
-impl Drop for RandomFile {
-    fn drop(&mut self) {
-        // Nobody reads a failure; the folder is one for such files.
-        let _ = std::fs::remove_file(&self.path);
+        sweep(folder);
+        let draft = DraftFolder::create(folder)?;
+        let path = draft.path().join("values");
+        std::fs::write(&path, values)?;
+        Ok(Self { path, _folder: draft })
     }
 }
 

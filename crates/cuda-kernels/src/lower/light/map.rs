@@ -127,7 +127,6 @@ pub(super) fn glu_gelu(name: &str, x: &Mat, out: &Mat) -> Result<Launch, Unsuppo
 
 /// `out = base + gate * x` with one factor a column, 1 where there is no gate: what follows a product whose
 /// library cannot gate. `out` may be `base` or `x`; the gate may move with the step.
-#[allow(dead_code, reason = "see the list in `light`")]
 pub(in crate::lower) fn gated_residual(
     name: &str,
     base: &Mat,
