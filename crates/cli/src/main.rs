@@ -17,6 +17,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod model;
+mod new_folder;
 mod out;
 mod outputs;
 mod pack;

@@ -58,7 +58,7 @@ fn a_cached_transformer_is_used_for_its_own_checkpoint_only() {
     let (one, _) = run("one");
     let (two, errors) = run("two");
     assert_ne!(one, two);
-    assert!(errors.contains("is not of this checkpoint"), "{errors}");
+    assert!(errors.contains("are not this checkpoint"), "{errors}");
     assert_eq!(run("two"), (two, String::new()));
     // A whole file that is not in 8 bits.
     let kept = std::fs::read_dir(at("cache/plimsoll/packed")).unwrap();
@@ -67,5 +67,5 @@ fn a_cached_transformer_is_used_for_its_own_checkpoint_only() {
     std::fs::copy(at("one").join(WEIGHTS), file.unwrap()).unwrap();
     let (again, errors) = run("one");
     assert_eq!(again, one);
-    assert!(errors.contains("is not of this checkpoint"), "{errors}");
+    assert!(errors.contains("are not this checkpoint"), "{errors}");
 }

@@ -490,6 +490,23 @@ fn a_stopped_pack_leaves_nothing() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_stopped_synth_leaves_nothing() {
+    let folder = Folder::new();
+    let mut child = folder
+        .command(&["synth", "--model", "flux.1-schnell", "-o", "out"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(terminate(&child).success());
+    let status = child.wait().unwrap();
+    // A disk without 33 GB refuses before anything is written.
+    assert!(was_asked_to_end(status) || status.code() == Some(5), "{status}");
+    assert_eq!(folder.files(), [""; 0]);
+}
+
 #[test]
 fn flux_is_planned_in_fp8_from_its_shapes() {
     let folder = Folder::new();

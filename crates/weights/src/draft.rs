@@ -60,7 +60,10 @@ impl DraftFile {
         self.file.sync_all()?;
         if self.path.is_none() {
             match link(&self.file, path) {
-                Ok(()) => return self.flush_folder(),
+                Ok(()) => {
+                    flush(&self.folder);
+                    return Ok(());
+                }
                 // A link replaces nothing: it takes a name beside the old file, and that is renamed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     self.path = Some(beside(&self.folder, |path| link(&self.file, path))?.0);
@@ -72,16 +75,15 @@ impl DraftFile {
             fs::rename(beside, path)?;
         }
         self.path = None;
-        self.flush_folder()
-    }
-
-    /// The name is a change of the folder; not every system lets a folder be opened for this, and the file is whole
-    /// either way.
-    fn flush_folder(&self) -> io::Result<()> {
-        if let Ok(folder) = File::open(&self.folder) {
-            folder.sync_all().ok();
-        }
+        flush(&self.folder);
         Ok(())
+    }
+}
+
+/// Names are changes of their folder, to be on the disk as well. Not every system lets a folder be opened for this.
+fn flush(folder: &Path) {
+    if let Ok(folder) = File::open(folder) {
+        folder.sync_all().ok();
     }
 }
 
@@ -120,17 +122,22 @@ impl DraftFolder {
         &self.path
     }
 
-    /// Gives it its name, on the same file system; an empty folder of that name is replaced, any other is not.
+    /// Gives it its name, on the same file system; an empty folder of that name is replaced, any other is not. What is in
+    /// it is on the disk where it was written as a [`DraftFile`].
     ///
     /// # Errors
     /// What the system refused.
     pub fn take_name(mut self, path: &Path) -> io::Result<()> {
+        flush(&self.path);
         // One that was filled meanwhile is not removed by this.
         match fs::remove_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => fs::rename(&self.path, path)?,
         }
         self.is_named = true;
+        if let Some(above) = path.parent() {
+            flush(above);
+        }
         Ok(())
     }
 }

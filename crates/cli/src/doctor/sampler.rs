@@ -124,12 +124,7 @@ impl Sampler {
     ///
     /// `marks` are the run's seconds at which phases and steps begin, as a device reports them.
     pub(crate) fn stop(mut self, phases: &[Phase], marks: &[f64]) -> Vec<Placed> {
-        self.shared.lock().is_over = true;
-        self.shared.wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // It cannot panic but by a meter's; then what was read before counts.
-            let _ended = thread.join();
-        }
+        self.end();
         let state = self.shared.lock();
         self.run_began.map_or_else(Vec::new, |began| {
             place(&state.samples[..state.count], began, phases, marks)
@@ -137,11 +132,22 @@ impl Sampler {
     }
 }
 
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        // A run that failed: nobody asks for the readings, and the thread goes.
+impl Sampler {
+    /// Ends the thread and waits for it, for one reading at most: a driver must not be read while the program ends.
+    fn end(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic but by a meter's; then what was read before counts.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        // Of a run that failed nobody asks for the readings.
+        self.end();
     }
 }
 

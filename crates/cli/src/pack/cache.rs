@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
+use crate::new_folder;
 use crate::out;
 use crate::progress::ByteBar;
 
@@ -75,7 +76,9 @@ pub(crate) fn settle(
         Ok(found) => return Ok(found),
         Err(None) => {}
         Err(Some(why)) => {
-            out::notice(&format!("the packed transformer in the cache {why}: it is packed anew"));
+            out::notice(&format!(
+                "the packed transformer in the cache is damaged or another's and is packed anew: {why}"
+            ));
             std::fs::remove_file(&path).map_err(cannot(&path))?;
         }
     }
@@ -88,11 +91,11 @@ fn kept(assembled: &Assembled, path: &Path) -> Result<Assembled, Option<String>>
     if !path.is_file() {
         return Err(None);
     }
-    let damaged = |error: PipelineError| Some(format!("is damaged ({error})"));
+    let damaged = |error: PipelineError| Some(error.to_string());
     let found = assembled.with_transformer(path).map_err(damaged)?;
     match assembled.is_packed_as(&found).map_err(damaged)? {
         true => Ok(found),
-        false => Err(Some("is not of this checkpoint, or is damaged".to_owned())),
+        false => Err(Some("its rows are not this checkpoint's".to_owned())),
     }
 }
 
@@ -138,7 +141,7 @@ fn files(assembled: &Assembled) -> Result<Vec<PackedFile<'_>>, Failure> {
 fn check_room(assembled: &Assembled, args: &RunArgs, path: &Path) -> Result<(), Failure> {
     let needed_bytes = files(assembled)?.iter().map(PackedFile::bytes).sum();
     let advice = format!("; where there is room: {}", command(args));
-    super::folder::check_room(path, needed_bytes, &advice)
+    new_folder::check_room(path, needed_bytes, &advice)
 }
 
 fn write(

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use crate::args::PackArgs;
 use crate::failure::Failure;
+use crate::new_folder::{NewFolder, check_room};
 use crate::progress::ByteBar;
 use crate::{demo, interrupt, model, out};
-use folder::NewFolder;
 
 /// Version of the form that [`PACK_KEY`] stands for.
 const VERSION: u32 = 1;
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     let texts = texts(args, &assembled)?;
     let small: u64 = texts.values().map(|bytes| bytes.len() as u64).sum();
     let total: u64 = files.iter().map(PackedFile::bytes).sum();
-    folder::check_room(&args.output, total.saturating_add(small), "")?;
+    check_room(&args.output, total.saturating_add(small), "")?;
     let folder = NewFolder::create(&args.output)?;
     for (path, bytes) in &texts {
         folder.put(path, bytes)?;

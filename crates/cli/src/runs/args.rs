@@ -18,6 +18,15 @@ pub(crate) struct RecordArgs {
     /// The run that this one repeats: no picture is written
     #[arg(long, value_name = "RUN", hide = true)]
     pub(crate) repeat_of: Option<String>,
+    /// The id that the run is recorded under, made by whoever started it
+    #[arg(long, value_name = "ID", hide = true, value_parser = run_id)]
+    pub(crate) run_id: Option<String>,
+}
+
+fn run_id(text: &str) -> Result<String, String> {
+    let is_id = (1..=60).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if is_id { Ok(text.to_owned()) } else { Err("expected letters, digits and dashes".to_owned()) }
 }
 
 /// A run is named by its id, the beginning or last part of it, or `last`.

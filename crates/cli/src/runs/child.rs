@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
-use plimsoll_record::{Failure as Reason, Record, Resource, Run, Status, Store, new_run_id, utc};
+use plimsoll_record::{
+    Failure as Reason, Record, RecordError, Resource, Run, Status, Store, new_run_id, utc,
+};
 
 use crate::failure::Failure;
 
@@ -30,12 +32,13 @@ pub(crate) fn carry_out(
     command: &[String],
     relation: Relation<'_>,
 ) -> Result<Option<Record>, Failure> {
-    let before = newest(store, relation)?;
+    let run_id = new_run_id(SystemTime::now());
     let program = std::env::current_exe()
         .map_err(|cause| Failure::Read { path: "this program".to_owned(), cause })?;
     let mut child = Command::new(program);
     let end = command.iter().position(|word| word == "--").unwrap_or(command.len());
     child.args(&command[..end]).arg("--records").arg(absolute(store.path()));
+    child.args(["--run-id", &run_id]);
     match relation {
         Relation::TrialOf(parent) => child.args(["--parent", parent]),
         Relation::RepeatOf(of) => child.args(["--repeat-of", of]),
@@ -45,16 +48,16 @@ pub(crate) fn carry_out(
     let status = child
         .status()
         .map_err(|cause| Failure::Read { path: "a process of its own".to_owned(), cause })?;
-    let after = newest(store, relation)?;
-    if after.is_some() && after != before {
-        return after.map(|id| store.get(&id)).transpose().map_err(Failure::from);
+    match store.get(&run_id) {
+        Err(RecordError::UnknownRun { .. }) => {}
+        found => return Ok(Some(found?)),
     }
     let Some(signal) = signal(status) else { return Ok(None) };
     // It could not write its own record any more.
     let now = SystemTime::now();
     let mut record = Record { conditions: base.conditions.clone(), ..Record::default() };
     record.run = Run {
-        run_id: new_run_id(now),
+        run_id,
         created: utc(now),
         kind: base.run.kind.clone(),
         recorded_by: "plimsoll".to_owned(),
@@ -95,14 +98,6 @@ pub(crate) fn ended(made: &Record) -> Result<(), Failure> {
         _ => 5,
     };
     Err(Failure::Trial { run_id: made.run.run_id.clone(), code })
-}
-
-fn newest(store: &Store, relation: Relation<'_>) -> Result<Option<String>, Failure> {
-    let related = match relation {
-        Relation::TrialOf(parent) => store.children(parent)?,
-        Relation::RepeatOf(of) => store.repeats(of)?,
-    };
-    Ok(related.into_iter().next_back().map(|record| record.run.run_id))
 }
 
 fn absolute(path: &Path) -> std::path::PathBuf {

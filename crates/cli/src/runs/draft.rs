@@ -30,7 +30,7 @@ impl Draft {
     pub(crate) fn begin(args: &GenerateArgs) -> Self {
         let now = SystemTime::now();
         let run = Run {
-            run_id: new_run_id(now),
+            run_id: args.record.run_id.clone().unwrap_or_else(|| new_run_id(now)),
             created: utc(now),
             kind: "image".to_owned(),
             recorded_by: "plimsoll".to_owned(),

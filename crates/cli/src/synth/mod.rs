@@ -19,6 +19,7 @@ use serde_json::json;
 
 use crate::args::SynthArgs;
 use crate::failure::Failure;
+use crate::new_folder::{NewFolder, check_room};
 use crate::progress::ByteBar;
 use crate::{demo, interrupt, model, out};
 use tensors::Named;
@@ -38,11 +39,14 @@ pub(crate) fn run(args: &SynthArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("{} is not empty", folder.display())));
     }
     let components = tensors::by_component(&model).map_err(PipelineError::from)?;
-    for (path, bytes) in folder::files(&model, &|path| donor(args, path))? {
-        put(&folder.join(path), &bytes)?;
-    }
+    let texts = folder::files(&model, &|path| donor(args, path))?;
     let total = components.values().flatten().map(bytes).sum();
+    check_room(folder, total, "")?;
     let control = interrupt::control();
+    let new = NewFolder::create(folder)?;
+    for (path, bytes) in &texts {
+        new.put(path, bytes)?;
+    }
     let (bar, done) = (ByteBar::new(total), AtomicU64::new(0));
     let written = |bytes: u64| {
         bar.show(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
@@ -50,8 +54,9 @@ pub(crate) fn run(args: &SynthArgs) -> Result<(), Failure> {
     };
     let begin = std::time::Instant::now();
     for (component, tensors) in &components {
-        write_component(args, &folder.join(component), component, tensors, &written)?;
+        write_component(args, &new, component, tensors, &written)?;
     }
+    new.finish()?;
     bar.finish();
     let seconds = begin.elapsed().as_secs_f64();
     out::result(&format!(
@@ -80,27 +85,17 @@ fn donor(args: &SynthArgs, path: &str) -> Result<Option<Vec<u8>>, Failure> {
     }
 }
 
-fn put(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let failure = |cause| Failure::Write { path: path.display().to_string(), cause };
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failure)?;
-    }
-    fs::write(path, bytes).map_err(failure)
-}
-
 fn bytes(tensor: &Named) -> u64 {
     2 * tensor.shape.iter().product::<u64>()
 }
 
 fn write_component(
     args: &SynthArgs,
-    folder: &Path,
+    folder: &NewFolder,
     component: &str,
     tensors: &[Named],
     written: &(dyn Fn(u64) -> bool + Sync),
 ) -> Result<(), Failure> {
-    fs::create_dir_all(folder)
-        .map_err(|cause| Failure::Write { path: folder.display().to_string(), cause })?;
     let stem = match component {
         flux::TRANSFORMER | flux::VAE => "diffusion_pytorch_model",
         _ => "model",
@@ -115,13 +110,14 @@ fn write_component(
     let mut weight_map = BTreeMap::new();
     for (at, shard) in shards.iter().enumerate() {
         weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name(at))));
-        write_shard(args, &folder.join(name(at)), component, shard, &metadata, written)?;
+        let path = folder.file(&format!("{component}/{}", name(at)))?;
+        write_shard(args, &path, component, shard, &metadata, written)?;
     }
     if count > 1 {
         let total: u64 = tensors.iter().map(bytes).sum();
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-        let path = folder.join(format!("{stem}.safetensors.index.json"));
-        put(&path, format!("{index:#}\n").as_bytes())?;
+        let path = format!("{component}/{stem}.safetensors.index.json");
+        folder.put(&path, format!("{index:#}\n").as_bytes())?;
     }
     Ok(())
 }
