@@ -1,5 +1,5 @@
 //! A program's ops as the compute lane issues them: everything looked up and every argument laid out beforehand,
-//! so that a launch takes no memory.
+//! so that a launch takes no memory; but for cuDNN, which is given the operands of each of its shapes at the first launch.
 
 use std::ffi::c_void;
 use std::ops::Range;

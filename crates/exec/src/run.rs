@@ -7,10 +7,15 @@ use plimsoll_verify::Verified;
 
 use crate::ExecError;
 
-/// Visits that are issued ahead of the one that is reported.
-///
-/// Enough that the compute lane never waits for the host; few enough that progress is recent.
-const ISSUE_AHEAD: usize = 8;
+/// Most visits that are issued ahead of the one that is reported: enough that the compute lane never waits for the host;
+/// few enough that progress is recent.
+const ISSUE_AHEAD_MOST: usize = 8;
+
+/// Fewest: one that runs, and one behind it.
+const ISSUE_AHEAD_LEAST: usize = 2;
+
+/// Seconds of work that are issued ahead where visits take long. A cancel waits for what a card has been given already.
+const ISSUE_AHEAD_SECONDS: f64 = 0.25;
 
 /// Visits ahead whose copies are issued.
 ///
@@ -68,8 +73,8 @@ pub struct Report {
 /// Outputs are in `program.outputs` afterwards.
 ///
 /// # Errors
-/// [`ExecError::Device`] for a failure or a cancel (within one op, on the CPU within a part of one; the device can run
-/// again), [`ExecError::LineCrossed`] if the arena was touched above the plan's peak.
+/// [`ExecError::Device`] for a failure or a cancel (on the CPU within a part of an op, on a card when the visits are done
+/// that it was given ahead: a quarter of a second, or two visits where they take longer; the device can run again), [`ExecError::LineCrossed`] if the arena was touched above the plan's peak.
 ///
 /// # Cancel safety
 /// `control.cancel()` may be called from any thread at any moment; no output is valid afterwards.
@@ -103,6 +108,7 @@ fn issue(
     let (mut copies_issued, mut copies_waited, mut computes_waited) = (0usize, 0u32, 0u32);
     let mut position = Position::default();
     let mut mark = 0;
+    let issue_ahead = issue_ahead(plan.predicted.seconds_total, plan.computes.len());
     for (at, entry) in plan.computes.iter().enumerate() {
         let ahead = plan.computes[at..].iter().take(COPY_AHEAD).map(|entry| entry.needs).max();
         while let Some(copy) = plan.copies.get(copies_issued) {
@@ -135,18 +141,27 @@ fn issue(
             queue.enqueue(Lane::Compute, Command::Run { op, step: entry.step })?;
         }
         queue.enqueue(Lane::Compute, Command::Signal)?;
-        if let Some(done) = (at + 1).checked_sub(ISSUE_AHEAD).filter(|done| *done > 0) {
+        if let Some(done) = (at + 1).checked_sub(issue_ahead).filter(|done| *done > 0) {
             queue.wait(Lane::Compute, done as u64)?;
             tell(plan, queue, done, observe);
         }
     }
     queue.enqueue(Lane::Compute, Command::Mark(mark))?;
     let all = plan.computes.len();
-    for done in (all + 1).saturating_sub(ISSUE_AHEAD).max(1)..=all {
+    for done in (all + 1).saturating_sub(issue_ahead).max(1)..=all {
         queue.wait(Lane::Compute, done as u64)?;
         tell(plan, queue, done, observe);
     }
     Ok(())
+}
+
+/// Visits that are issued ahead of the one that is reported, by how long they take.
+fn issue_ahead(seconds: f64, visits: usize) -> usize {
+    let mean_seconds = seconds / visits.max(1) as f64;
+    let fit = (ISSUE_AHEAD_LEAST..ISSUE_AHEAD_MOST)
+        .take_while(|visits| mean_seconds * (visits + 1) as f64 <= ISSUE_AHEAD_SECONDS)
+        .count();
+    ISSUE_AHEAD_LEAST + fit
 }
 
 /// Which repetition of which phase the issue order has come to.
@@ -221,4 +236,19 @@ fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_visits_are_issued_no_further_ahead_than_a_cancel_may_wait() {
+        // A block of FLUX.1 takes 2 ms at 1024x1024 on an H200, a second at 4096x4096 on a small card.
+        assert_eq!(issue_ahead(0.002 * 1000.0, 1000), 8);
+        assert_eq!(issue_ahead(0.05 * 1000.0, 1000), 5);
+        assert_eq!(issue_ahead(1.0 * 1000.0, 1000), 2);
+        // A machine that predicts nothing.
+        assert_eq!(issue_ahead(0.0, 0), 8);
+    }
 }
