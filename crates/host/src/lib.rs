@@ -38,7 +38,7 @@ pub use end::end_now;
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;
-pub use plimsoll_weights::FileIdentity;
+pub use plimsoll_weights::{FileIdentity, read_regular};
 pub use read_ahead::{READERS, ReadAhead};
 
 /// Exit code of the process when a mapped weight file shrinks, or its disk fails, during a read.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_pipeline::{Assembled, PackedFile, Storage};
-use plimsoll_weights::{Blob, PACK_KEY, WriteError, write_safetensors};
+use plimsoll_weights::{Blob, PACK_KEY, WriteError, read_regular, write_safetensors};
 use serde_json::{Value, json};
 
 use crate::args::PackArgs;
@@ -22,6 +22,8 @@ use folder::NewFolder;
 
 /// Version of the form that [`PACK_KEY`] stands for.
 const VERSION: u32 = 1;
+/// Far above any model index.
+const INDEX_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     // Before there is anything to leave behind.
@@ -115,7 +117,7 @@ fn texts(args: &PackArgs, assembled: &Assembled) -> Result<BTreeMap<String, Vec<
     } else {
         let path = Path::new(&args.model).join(INDEX);
         let failure = |cause| Failure::Read { path: path.display().to_string(), cause };
-        std::fs::read(&path).map_err(failure)?
+        read_regular(&path, INDEX_BYTES_MAX).map_err(failure)?
     };
     let checkpoint = assembled.checkpoint();
     let mut texts = BTreeMap::from([(INDEX.to_owned(), index)]);
