@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Folder, PROMPT, demo, repository};
+use support::{Folder, PROMPT, copy_folder, demo, repository};
 
 /// Ends with `code`, prints one line that holds `text`, leaves no file.
 fn refused(arguments: &[&str], code: i32, text: &str) {
@@ -151,6 +151,12 @@ fn requests_that_make_no_sense_are_refused() {
     refused_run(&["--guidance", "NaN"], 2, "guidance");
     refused_run(&["--guidance=-1"], 2, "guidance");
     refused_run(&["-n", "0"], 2, "pictures");
+    refused_run(&["--seed", "18446744073709551615", "-n", "2"], 2, "at most 18446744073709551614");
+    for option in ["--rounds", "--pictures"] {
+        for count in ["0", "1001", "4294967295"] {
+            refused(&["bench", option, count], 2, option);
+        }
+    }
     refused_run(&["--vram", "0"], 2, "vram");
     refused_run(&["--vram", "6 G"], 2, "vram");
     refused_run(&["--vram", "ten"], 2, "vram");
@@ -190,19 +196,6 @@ fn files_that_are_not_models_are_refused() {
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("\"num_layers\": 4", "\"num_layers\": 5")).unwrap();
     refused(&["generate", PROMPT, "--model", &path], 4, "transformer_blocks.4");
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 #[test]

@@ -8,7 +8,8 @@ mod support;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::Folder;
+use serde_json::{Value, json};
+use support::{Folder, copy_folder, repository};
 
 /// The output of a command that ends within some seconds; one that waits for ever is ended.
 fn soon(command: &mut Command) -> Output {
@@ -45,4 +46,52 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
             assert_eq!(errors.lines().count(), 1, "{words:?}: {errors}");
         }
     }
+}
+
+/// Title, colours, a control sequence in one character, and letters that are shown from right to left.
+const HOSTILE: &str =
+    "a\u{1b}]0;title\u{7}\u{1b}[31m\u{7f}\u{9b}2J\u{202e}\u{2066}\u{61c}\r\nmodel on b";
+
+fn obeyed(text: &str) -> bool {
+    let is_direction = |letter: char| matches!(letter, '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.contains(|c: char| c != '\n' && (c.is_control() || is_direction(c)))
+}
+
+#[test]
+fn a_terminal_is_told_nothing_by_names_and_notes() {
+    let folder = Folder::new();
+    let model = folder.path("m");
+    copy_folder(&repository("tests/golden/schnell-tiny"), &model);
+    let defaults = json!({ "name": HOSTILE, "width": 64, "height": 64, "text_tokens": 16 });
+    std::fs::write(model.join("plimsoll.json"), defaults.to_string()).unwrap();
+    let index = std::fs::read_to_string(model.join("model_index.json")).unwrap();
+    let mut index: Value = serde_json::from_str(&index).unwrap();
+    index["scheduler"][1] = Value::from(HOSTILE);
+    std::fs::write(model.join("model_index.json"), index.to_string()).unwrap();
+
+    let plan = folder.ok(&["plan", "--model", "m", "--device", "cpu"]);
+    assert!(plan.starts_with("a\\u001b]0;title") && !obeyed(&plan), "{plan:?}");
+    assert!(!plan.contains("\nmodel on b"), "{plan:?}");
+    assert_eq!(folder.json(&["plan", "--model", "m", "--device", "cpu"])["model"], HOSTILE);
+    let inspected = folder.ok(&["inspect", "m"]);
+    assert!(!obeyed(&inspected) && !inspected.contains("\nmodel on b"), "{inspected:?}");
+    let inspected = folder.ok(&["inspect", "m", "--json"]);
+    assert!(!obeyed(&inspected), "{inspected:?}");
+    let inspected: Value = serde_json::from_str(&inspected).unwrap();
+    let components = inspected["components"].as_array().unwrap();
+    assert!(components.iter().any(|part| part["class_name"] == HOSTILE), "{inspected}");
+
+    // The path too: the picture's name is printed.
+    let words = ["generate", HOSTILE, "--model", "m", "--device", "cpu", "-o", "a\u{1b}[31m.png"];
+    let drawn = folder.ok(&words);
+    assert!(drawn.contains("a\\u001b[31m.png") && !obeyed(&drawn), "{drawn:?}");
+    folder.ok(&["runs", "judge", "last", "--verdict", "pass", "--note", HOSTILE]);
+    for format in [&["--csv"][..], &["--md"], &["--json"], &[]] {
+        let shown = folder.ok(&[&["runs", "show", "last"], format].concat());
+        assert!(shown.contains("\\u001b") && !obeyed(&shown), "{format:?}: {shown:?}");
+    }
+    assert_eq!(folder.show("last")["quality"]["quality_note"], HOSTILE);
+    let (code, errors) = told(&folder.run(&["inspect", HOSTILE]));
+    assert_eq!((code, errors.lines().count()), (Some(4), 1), "{errors:?}");
+    assert!(errors.contains("\\u001b") && !obeyed(&errors), "{errors:?}");
 }

@@ -80,8 +80,8 @@ pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     }
     out::result(&format!(
         "{}: {} packed, {:.1} MB in {seconds:.1} s",
-        args.output.display(),
-        assembled.defaults().name,
+        out::line(&args.output.display().to_string()),
+        out::line(&assembled.defaults().name),
         total as f64 / 1e6,
     ))
 }
