@@ -5,11 +5,13 @@
 
 mod support;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::{Folder, copy_folder, repository};
+use support::{Folder, PROMPT, copy_folder, repository};
 
 /// The output of a command that ends within some seconds; one that waits for ever is ended.
 fn soon(command: &mut Command) -> Output {
@@ -94,4 +96,56 @@ fn a_terminal_is_told_nothing_by_names_and_notes() {
     let (code, errors) = told(&folder.run(&["inspect", HOSTILE]));
     assert_eq!((code, errors.lines().count()), (Some(4), 1), "{errors:?}");
     assert!(errors.contains("\\u001b") && !obeyed(&errors), "{errors:?}");
+}
+
+/// The system's own answer to a file that grows beyond the limit is a signal.
+#[test]
+fn a_file_that_may_not_grow_is_an_error_like_others() {
+    let folder = Folder::new();
+    let limited = |verb: &str| {
+        let script = format!("ulimit -f 1; exec {} {verb}", env!("CARGO_BIN_EXE_plimsoll"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).current_dir(folder.0.path());
+        told(&soon(command.env("PLIMSOLL_RECORDS", "off").env("CUDA_VISIBLE_DEVICES", "")))
+    };
+    for verb in [
+        "generate 'red apple' --device cpu --steps 1",
+        "pack --model demo -o packed",
+        "plan --model flux.1-schnell --gpu rtx-4090 --timeline a.svg",
+    ] {
+        let (code, errors) = limited(verb);
+        assert_eq!((code, errors.lines().count()), (Some(5), 1), "{verb}: {errors}");
+        assert!(errors.contains("File too large"), "{verb}: {errors}");
+        assert_eq!(folder.files(), [""; 0], "{verb}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_written_is_told() {
+    let folder = Folder::new();
+    for words in [&["--help"][..], &["--version"], &["generate", "--help"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = folder.command(words).stdout(full).output().unwrap();
+        let (code, errors) = told(&output);
+        assert_eq!((code, errors.lines().count()), (Some(5), 1), "{words:?}: {errors}");
+        assert!(errors.contains("standard output"), "{words:?}: {errors}");
+    }
+}
+
+#[test]
+fn an_argument_that_is_no_text_is_named() {
+    let folder = Folder::new();
+    let bad = OsStr::from_bytes(b"a\xffb");
+    for (words, text) in [
+        (vec!["generate", PROMPT, "-o", "?", "--model", "?"], "of --model is not text"),
+        (vec!["generate", PROMPT, "--vram", "?", "-o", "?"], "of --vram is not text"),
+        (vec!["generate", "?"], "the argument \"a\u{fffd}b\" is not text"),
+    ] {
+        let mut command = folder.command(&[]);
+        command.args(words.iter().map(|word| if *word == "?" { bad } else { OsStr::new(word) }));
+        let (code, errors) = told(&command.output().unwrap());
+        assert_eq!((code, errors.lines().count()), (Some(2), 1), "{words:?}: {errors}");
+        assert!(errors.contains(text), "{words:?}: {errors}");
+    }
 }

@@ -30,6 +30,7 @@ mod guard;
 #[cfg(not(unix))]
 #[path = "guard_none.rs"]
 mod guard;
+mod limits;
 pub mod memory;
 mod read_ahead;
 
@@ -38,6 +39,7 @@ pub use end::end_now;
 pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;
+pub use limits::fail_writes_past_the_limit;
 pub use plimsoll_weights::{FileIdentity, read_regular};
 pub use read_ahead::{READERS, ReadAhead};
 
