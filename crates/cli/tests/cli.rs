@@ -199,6 +199,40 @@ fn files_that_are_not_models_are_refused() {
 }
 
 #[test]
+fn what_a_folder_lacks_is_told() {
+    let folder = Folder::new();
+    let model = folder.path("m");
+    copy_folder(&repository("tests/golden/schnell-tiny"), &model);
+    let told = |words: &[&str]| {
+        let output = folder.run(words);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), errors.lines().count()), (Some(4), 1), "{errors}");
+        errors
+    };
+    let plan = ["plan", "--model", "m", "--device", "cpu"];
+    let config = model.join("transformer/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let heads = text.replace("\"num_attention_heads\": 2", "\"num_attention_heads\": 3");
+    std::fs::write(&config, &heads).unwrap();
+    assert_ne!(heads, text);
+    let errors = told(&plan);
+    assert!(errors.contains("67 tensors of another shape"), "{errors}");
+    assert!(errors.contains(", and 64 more") && errors.len() < 500, "{errors}");
+    std::fs::write(&config, text).unwrap();
+
+    let schedule = model.join("scheduler/scheduler_config.json");
+    std::fs::remove_file(schedule).unwrap();
+    assert!(told(&plan).contains("m has no scheduler/scheduler_config.json"));
+
+    // The folder's reference pictures are tensors that belong to no model.
+    std::fs::remove_file(model.join("model_index.json")).unwrap();
+    assert!(told(&plan).contains("m/model_index.json: not found"));
+    let inspected = folder.run(&["inspect", "m"]);
+    let inspected = String::from_utf8_lossy(&inspected.stdout).into_owned();
+    assert!(inspected.contains("cannot be run: m/model_index.json: not found"), "{inspected}");
+}
+
+#[test]
 fn long_and_empty_prompts_draw_and_say_what_was_dropped() {
     let folder = Folder::new();
     let model = demo();

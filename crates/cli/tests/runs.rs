@@ -440,6 +440,26 @@ fn a_disk_that_fills_up_costs_neither_picture_nor_record() {
 }
 
 #[test]
+fn a_store_that_cannot_be_read_is_told_as_what_it_is() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("store")).unwrap();
+    std::fs::write(folder.path("store/records.db"), "this is no database").unwrap();
+    let advice = "move it away, or give --records another or off";
+    folder.refused(&["runs", "list"], 4, advice);
+    // What is left where a disk was full when the store was made, and still is.
+    std::fs::write(folder.path("store/records.db"), "").unwrap();
+    let script = format!("ulimit -f 0; exec {} runs list", env!("CARGO_BIN_EXE_plimsoll"));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).current_dir(folder.0.path());
+    let output = command.env("PLIMSOLL_RECORDS", folder.path("store/records.db")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(5), 1), "{errors}");
+    assert!(errors.contains("no records yet, and it cannot be written: "), "{errors}");
+    assert!(!errors.contains("version 0") && !errors.contains("read-only"), "{errors}");
+    assert_eq!(folder.json(&["runs", "list"])["total"], 0, "it is made where there is room");
+}
+
+#[test]
 fn two_runs_at_once_are_both_recorded() {
     let folder = Folder::new();
     let names = ["one.png", "two.png", "three.png"];

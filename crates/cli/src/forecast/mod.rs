@@ -10,8 +10,8 @@ use std::path::Path;
 
 use plimsoll_ledger::{
     Answer, Ask, Codings, Curve, FORECAST_VERSION, Fitter, Forecast, ForecastReport, HostLedger,
-    Known, KnownModel, LedgerError, PartReport, Recipe, Recommendation, RefusalReport, StrategyRow,
-    Verdict, advise, curve, host_ledger, known, strategies,
+    Known, KnownModel, LedgerError, NAMES, PartReport, Recipe, Recommendation, RefusalReport,
+    StrategyRow, Verdict, advise, curve, host_ledger, known, strategies,
 };
 use plimsoll_pipeline::{PipelineError, Tiling, check_writable, write_whole};
 use plimsoll_plan::{Ledger, Line, Machine, Offload, Plan, PlanError, Request, explain};
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             format!("{} is planned from its shapes: --transformer is for folders", args.run.model);
         return Err(Failure::Usage(what));
     }
-    let model = known(&args.run.model)?;
+    let model = known(&args.run.model).map_err(|error| not_published(&args.run.model, error))?;
     let ask = ask(args, &model)?;
     check_drawings(args)?;
     let (known, machine, mut warnings) = machine::of(args)?;
@@ -138,6 +138,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         out::notice(warning);
     }
     out::result(&told.text())
+}
+
+/// A model that is here in files has its plan without the options of a forecast.
+fn not_published(model: &str, error: LedgerError) -> Failure {
+    if model != "demo" && !Path::new(model).exists() {
+        return error.into();
+    }
+    Failure::Usage(format!(
+        "{model} is planned from its files: --gpu, --strategies, --curve, --timeline and other options of forecasts take \
+         --model with a published name only: {}",
+        NAMES.join(", ")
+    ))
 }
 
 /// Bytes a second of the disk behind the page cache.
