@@ -47,7 +47,6 @@ pub fn read_regular(path: &Path, cap_bytes: u64) -> io::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
 mod tests {
     use super::*;
 
