@@ -1,9 +1,11 @@
 //! What was typed.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::error::ErrorKind;
 use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use plimsoll_pipeline::{HostTier, NoiseSource, Tiling};
 use plimsoll_plan::{Line, Offload};
@@ -11,6 +13,9 @@ use plimsoll_plan::{Line, Offload};
 use crate::dtypes::DTypes;
 use crate::forecast::args::{ForecastArgs, LedgerArgs};
 use crate::runs::args::{RecordArgs, RunsArgs};
+
+/// How often a benchmark may do the same: more says nothing new.
+const AGAIN: RangeInclusive<i64> = 1..=1000;
 
 /// Diffusion models under a hard line of VRAM.
 #[derive(Debug, Parser)]
@@ -26,8 +31,9 @@ impl Cli {
     where
         W: Into<OsString> + Clone,
     {
-        let found = with_negative_numbers(Self::command()).try_get_matches_from(words)?;
-        Self::from_arg_matches(&found)
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        let found = with_negative_numbers(Self::command()).try_get_matches_from(&words);
+        Self::from_arg_matches(&found.map_err(|error| naming_what_is_no_text(error, words))?)
     }
 }
 
@@ -39,6 +45,33 @@ fn with_negative_numbers(command: Command) -> Command {
         if takes_values { arg.allow_negative_numbers(true) } else { arg }
     };
     command.mut_args(open).mut_subcommands(with_negative_numbers)
+}
+
+/// Of a value that is no text clap does not say whose it is.
+fn naming_what_is_no_text(error: clap::Error, mut words: Vec<OsString>) -> clap::Error {
+    if error.kind() != ErrorKind::InvalidUtf8 {
+        return error;
+    }
+    // Some options take paths of any bytes, so the one at fault is the last that has to be made text of.
+    for at in 0..words.len() {
+        if words[at].to_str().is_some() {
+            continue;
+        }
+        let shown = words[at].to_string_lossy().into_owned();
+        words[at] = OsString::from(&shown);
+        let again = with_negative_numbers(Cli::command()).try_get_matches_from(&words);
+        if again.is_err_and(|error| error.kind() == ErrorKind::InvalidUtf8) {
+            continue;
+        }
+        let option = at.checked_sub(1).and_then(|before| words[before].to_str());
+        let named = match option.filter(|word| word.starts_with('-') && !shown.starts_with('-')) {
+            Some(option) => format!("the value {shown:?} of {option}"),
+            None => format!("the argument {shown:?}"),
+        };
+        let what = format!("{named} is not text in UTF-8: give another name");
+        return clap::Error::raw(ErrorKind::InvalidUtf8, what);
+    }
+    error
 }
 
 #[derive(Debug, Subcommand)]
@@ -194,11 +227,11 @@ pub(crate) struct BenchArgs {
     /// Lines, one after the other; --vram is not used
     #[arg(long, value_name = "LINE,...", value_delimiter = ',', default_value = "max,min")]
     pub(crate) lines: Vec<LineArg>,
-    /// How often all lines are gone through
-    #[arg(long, default_value_t = 1)]
+    /// How often all lines are gone through, 1 to 1000
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(AGAIN))]
     pub(crate) rounds: u32,
-    /// Pictures at a line before the next
-    #[arg(long, default_value_t = 3)]
+    /// Pictures at a line before the next, 1 to 1000
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(AGAIN))]
     pub(crate) pictures: u32,
     /// What to draw
     #[arg(long, default_value = "ice cream, 3d rendered emoji")]

@@ -229,6 +229,14 @@ fn output_paths(args: &GenerateArgs) -> Result<Vec<PathBuf>, Failure> {
             format!("number of pictures is {}: 1 to {SAMPLES_MAX} is needed", args.run.count);
         return Err(Failure::Usage(what));
     }
+    if args.seed.checked_add(u64::from(args.run.count) - 1).is_none() {
+        let most = u64::MAX - u64::from(args.run.count) + 1;
+        let what = format!(
+            "--seed is {}: with {} pictures, each of the next seed, at most {most} works",
+            args.seed, args.run.count
+        );
+        return Err(Failure::Usage(what));
+    }
     if args.run.count == 1 {
         return Ok(vec![args.output.clone()]);
     }

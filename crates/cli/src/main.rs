@@ -29,6 +29,7 @@ mod runs;
 mod synth;
 mod trace;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
@@ -45,6 +46,7 @@ const BUG: u8 = 5;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    plimsoll_host::fail_writes_past_the_limit();
     // This program, started again to try something that might not come back.
     if let Some(code) = plimsoll_device_cuda::probe_child(std::env::args_os().skip(1)) {
         return code;
@@ -85,8 +87,10 @@ fn main() -> ExitCode {
 /// A question about usage: help as it is, anything else in one line.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Where nobody reads, nothing is lost.
-        let _closed = error.print();
+        let printed = error.print().and_then(|()| std::io::stdout().flush());
+        if let Err(failure) = out::written(printed) {
+            return failure.report();
+        }
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
     }
     out::notice(&one_line(&error.to_string()));

@@ -91,6 +91,33 @@ impl NewFolder {
 
     /// Gives the folder its name.
     pub(crate) fn finish(self) -> Result<(), Failure> {
-        self.draft.take_name(&self.output).map_err(failure(&self.output))
+        use std::io::{Error, ErrorKind};
+        self.draft.take_name(&self.output).map_err(|cause| {
+            // It was empty or absent when this began.
+            let is_taken =
+                matches!(cause.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists);
+            let what =
+                "another process has written it meanwhile: see what it holds, or name another";
+            failure(&self.output)(if is_taken { Error::new(cause.kind(), what) } else { cause })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loser_of_two_packs_is_told_of_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("out");
+        let [first, second] = [(), ()].map(|()| NewFolder::create(&output).unwrap());
+        for new in [&first, &second] {
+            new.put("model_index.json", b"{}").unwrap();
+        }
+        first.finish().unwrap();
+        let told = second.finish().unwrap_err().to_string();
+        assert!(told.contains("another process has written it meanwhile"), "{told}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "only the first is left");
     }
 }

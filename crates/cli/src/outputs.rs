@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::args::GenerateArgs;
+use crate::args::{GenerateArgs, RunArgs};
 use crate::failure::Failure;
 use crate::runs::place::Place;
 
@@ -17,11 +17,23 @@ const BESIDE_STORE: [&str; 4] = ["", "-wal", "-shm", "-journal"];
 /// # Errors
 /// [`Failure::Usage`], before anything runs.
 pub(crate) fn refuse_taken(path: &Path, args: &GenerateArgs) -> Result<(), Failure> {
+    refuse_taken_of(path, &args.run, args.record.records.as_deref())
+}
+
+/// The same of a verb that has no record of its own; `records` is the store that was named, if any.
+///
+/// # Errors
+/// As [`refuse_taken`].
+pub(crate) fn refuse_taken_of(
+    path: &Path,
+    run: &RunArgs,
+    records: Option<&Path>,
+) -> Result<(), Failure> {
     let refuse = |what: &str| {
         Err(Failure::Usage(format!("{} is {what}: name another file", path.display())))
     };
     let resolved = resolved(path);
-    if let Place::Named(store) | Place::Default(store) = Place::of(args.record.records.as_deref())
+    if let Place::Named(store) | Place::Default(store) = Place::of(records)
         && is_of_store(&resolved, &store)
     {
         return refuse("the store of records, or a file that belongs to it");
@@ -30,9 +42,9 @@ pub(crate) fn refuse_taken(path: &Path, args: &GenerateArgs) -> Result<(), Failu
         return Ok(());
     }
     let is_transformer =
-        args.run.transformer.as_deref().is_some_and(|file| self::resolved(file) == resolved);
+        run.transformer.as_deref().is_some_and(|file| self::resolved(file) == resolved);
     // The demo model is in the binary: its name is no folder's.
-    let folder = Some(&args.run.model).filter(|model| *model != "demo");
+    let folder = Some(&run.model).filter(|model| *model != "demo");
     let folder = folder.and_then(|folder| std::fs::canonicalize(folder).ok());
     let is_picture = resolved.extension().is_some_and(|extension| extension == "png");
     let is_in_model = folder.is_some_and(|folder| resolved.starts_with(folder)) && !is_picture;

@@ -85,6 +85,7 @@ fn print(
         });
         let tiled = planned.plan.decode_tile.map(|edge| format!(", decoded in tiles of {edge}"));
         let tiled = tiled.unwrap_or_default();
+        let name = out::line(name);
         out::result(&format!("{name} on {}{tiled}\n{ledger}{notice}", machine.name()))
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Folder, PROMPT, demo, repository};
+use support::{Folder, PROMPT, copy_folder, demo, repository};
 
 /// Ends with `code`, prints one line that holds `text`, leaves no file.
 fn refused(arguments: &[&str], code: i32, text: &str) {
@@ -151,6 +151,12 @@ fn requests_that_make_no_sense_are_refused() {
     refused_run(&["--guidance", "NaN"], 2, "guidance");
     refused_run(&["--guidance=-1"], 2, "guidance");
     refused_run(&["-n", "0"], 2, "pictures");
+    refused_run(&["--seed", "18446744073709551615", "-n", "2"], 2, "at most 18446744073709551614");
+    for option in ["--rounds", "--pictures"] {
+        for count in ["0", "1001", "4294967295"] {
+            refused(&["bench", option, count], 2, option);
+        }
+    }
     refused_run(&["--vram", "0"], 2, "vram");
     refused_run(&["--vram", "6 G"], 2, "vram");
     refused_run(&["--vram", "ten"], 2, "vram");
@@ -192,17 +198,38 @@ fn files_that_are_not_models_are_refused() {
     refused(&["generate", PROMPT, "--model", &path], 4, "transformer_blocks.4");
 }
 
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
+#[test]
+fn what_a_folder_lacks_is_told() {
+    let folder = Folder::new();
+    let model = folder.path("m");
+    copy_folder(&repository("tests/golden/schnell-tiny"), &model);
+    let told = |words: &[&str]| {
+        let output = folder.run(words);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), errors.lines().count()), (Some(4), 1), "{errors}");
+        errors
+    };
+    let plan = ["plan", "--model", "m", "--device", "cpu"];
+    let config = model.join("transformer/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let heads = text.replace("\"num_attention_heads\": 2", "\"num_attention_heads\": 3");
+    std::fs::write(&config, &heads).unwrap();
+    assert_ne!(heads, text);
+    let errors = told(&plan);
+    assert!(errors.contains("67 tensors of another shape"), "{errors}");
+    assert!(errors.contains(", and 64 more") && errors.len() < 500, "{errors}");
+    std::fs::write(&config, text).unwrap();
+
+    let schedule = model.join("scheduler/scheduler_config.json");
+    std::fs::remove_file(schedule).unwrap();
+    assert!(told(&plan).contains("m has no scheduler/scheduler_config.json"));
+
+    // The folder's reference pictures are tensors that belong to no model.
+    std::fs::remove_file(model.join("model_index.json")).unwrap();
+    assert!(told(&plan).contains("m/model_index.json: not found"));
+    let inspected = folder.run(&["inspect", "m"]);
+    let inspected = String::from_utf8_lossy(&inspected.stdout).into_owned();
+    assert!(inspected.contains("cannot be run: m/model_index.json: not found"), "{inspected}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn the_schema_in_the_documentation_is_current() {
 
 #[test]
 fn bad_questions_are_one_line() {
-    let cases: [(&[&str], i32, &str); 31] = [
+    let cases: [(&[&str], i32, &str); 33] = [
         (&["--model", "sdxl", "--gpu", "h100", "--size", "0x0"], 2, "width is 0"),
         (&["--model", "flux.1-dev", "--gpu", "rtx-9999"], 2, "the nearest are"),
         (&["--model", "flux1", "--gpu", "h100"], 2, "the nearest are flux.1-dev"),
@@ -158,6 +158,8 @@ fn bad_questions_are_one_line() {
         (&["--model", "flux.1-dev", "--gpu", "h100", "--machine", "x"], 2, "cannot be used with"),
         (&["--model", "sdxl", "--machine", "/nonexistent"], 4, "cannot read"),
         (&["--model", "x", "--machine", "/nonexistent"], 2, "no model"),
+        (&["--gpu", "h100"], 2, "demo is planned from its files"),
+        (&["--model", "tests", "--gpu", "h100"], 2, "a published name only: flux.1-dev, "),
         (
             &["--model", "flux.1-dev", "--weights", "fp8", "--dtype", "transformer=fp8"],
             2,

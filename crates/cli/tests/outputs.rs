@@ -74,6 +74,44 @@ fn an_output_never_takes_the_place_of_the_store_or_of_the_model() {
 }
 
 #[test]
+fn a_drawing_never_takes_the_place_of_the_store_or_of_what_is_no_file() {
+    let folder = Folder::new();
+    folder.draw(&["-o", "first.png"]);
+    std::fs::rename(folder.path("store/records.db"), folder.path("store/records.svg")).unwrap();
+    let plan = |option: &str, path: &str| {
+        let words = ["plan", "--model", "flux.1-schnell", "--gpu", "rtx-4090", option, path];
+        let mut command = folder.recorded(&words);
+        command.env("PLIMSOLL_RECORDS", folder.path("store/records.svg"));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let store = std::fs::read(folder.path("store/records.svg")).unwrap();
+    std::fs::create_dir(folder.path("folder.svg")).unwrap();
+    for option in ["--timeline", "--curve"] {
+        for (path, text) in [
+            ("store/records.svg", "the store of records"),
+            ("store/../store/records.svg", "the store of records"),
+            ("folder.svg", "not a regular file"),
+            ("no/such/folder/a.svg", "no/such/folder"),
+        ] {
+            let (code, errors) = plan(option, path);
+            assert_eq!(code, Some(2), "{option} {path}: {errors}");
+            assert!(errors.contains(text), "{option} {path}: {errors}");
+        }
+    }
+    assert_eq!(plan("--timeline", "/dev/null").0, Some(2));
+    assert!(store == std::fs::read(folder.path("store/records.svg")).unwrap());
+    let both = ["plan", "--model", "flux.1-schnell", "--curve", "a.svg", "--timeline", "a.svg"];
+    folder.refused(&both, 2, "are both a.svg");
+    // One that was there before is replaced in one step: who reads it meanwhile has the whole of the old one.
+    std::fs::write(folder.path("a.svg"), "old").unwrap();
+    std::fs::hard_link(folder.path("a.svg"), folder.path("kept.svg")).unwrap();
+    assert_eq!(plan("--timeline", "a.svg").0, Some(0));
+    assert!(std::fs::read_to_string(folder.path("a.svg")).unwrap().starts_with("<svg"));
+    assert_eq!(std::fs::read_to_string(folder.path("kept.svg")).unwrap(), "old");
+}
+
+#[test]
 fn a_damaged_file_in_the_cache_is_packed_anew() {
     let folder = Folder::new();
     let model = demo();

@@ -420,7 +420,7 @@ fn a_disk_that_fills_up_costs_neither_picture_nor_record() {
     folder.draw(&[]);
     // No file may grow beyond 32 KiB: the picture fits, the store's log does not.
     let script = format!(
-        "trap '' XFSZ; ulimit -f 64; exec {} generate 'red apple' --device cpu --steps 1 -o red.png",
+        "ulimit -f 64; exec {} generate 'red apple' --device cpu --steps 1 -o red.png",
         env!("CARGO_BIN_EXE_plimsoll"),
     );
     let mut command = std::process::Command::new("sh");
@@ -437,6 +437,26 @@ fn a_disk_that_fills_up_costs_neither_picture_nor_record() {
     folder.ok(&["runs", "import", beside]);
     assert_eq!(folder.json(&["runs", "list"])["total"], 2);
     assert_eq!(folder.show("last")["conditions"]["prompt"], "red apple");
+}
+
+#[test]
+fn a_store_that_cannot_be_read_is_told_as_what_it_is() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("store")).unwrap();
+    std::fs::write(folder.path("store/records.db"), "this is no database").unwrap();
+    let advice = "move it away, or give --records another or off";
+    folder.refused(&["runs", "list"], 4, advice);
+    // What is left where a disk was full when the store was made, and still is.
+    std::fs::write(folder.path("store/records.db"), "").unwrap();
+    let script = format!("ulimit -f 0; exec {} runs list", env!("CARGO_BIN_EXE_plimsoll"));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).current_dir(folder.0.path());
+    let output = command.env("PLIMSOLL_RECORDS", folder.path("store/records.db")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(5), 1), "{errors}");
+    assert!(errors.contains("no records yet, and it cannot be written: "), "{errors}");
+    assert!(!errors.contains("version 0") && !errors.contains("read-only"), "{errors}");
+    assert_eq!(folder.json(&["runs", "list"])["total"], 0, "it is made where there is room");
 }
 
 #[test]

@@ -242,11 +242,8 @@ impl CardProfile {
 
     fn parse(path: &Path, name: Option<&str>) -> Result<Self, ProfileError> {
         let read = || -> std::io::Result<String> {
-            let length = std::fs::metadata(path)?.len();
-            if length > FILE_BYTES_MOST {
-                return Err(std::io::Error::other(format!("{length} bytes")));
-            }
-            std::fs::read_to_string(path)
+            let bytes = plimsoll_host::read_regular(path, FILE_BYTES_MOST)?;
+            String::from_utf8(bytes).map_err(std::io::Error::other)
         };
         let text = read().map_err(|cause| ProfileError::File { path: path.to_owned(), cause })?;
         let content = |cause| ProfileError::Content {

@@ -31,6 +31,7 @@ mod guard;
 #[path = "guard_none.rs"]
 mod guard;
 mod ignored;
+mod limits;
 pub mod memory;
 mod read_ahead;
 
@@ -40,7 +41,8 @@ pub use error::HostError;
 pub use files::{HostFiles, SharedMapping};
 pub use guard::let_go;
 pub use ignored::Ignored;
-pub use plimsoll_weights::{DraftFolder, FileIdentity, sweep};
+pub use limits::fail_writes_past_the_limit;
+pub use plimsoll_weights::{DraftFolder, FileIdentity, read_regular, sweep};
 pub use read_ahead::{READERS, ReadAhead};
 
 /// Exit code of the process when a mapped weight file shrinks, or its disk fails, during a read.

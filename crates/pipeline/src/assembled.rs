@@ -107,7 +107,13 @@ impl Assembled {
         let vae = VaeConfig::from_json(flux::VAE, config(flux::VAE)?)?;
         let model = FluxModel { clip, t5, transformer, vae };
         model.check()?;
-        let scheduler = FlowMatchEuler::parse(config("scheduler")?.as_bytes())?;
+        let schedule = config("scheduler")?;
+        if schedule.is_empty() {
+            let part =
+                "scheduler/scheduler_config.json: it belongs to the model, get it from there";
+            return Err(PipelineError::PartMissing { path, part: part.to_owned() });
+        }
+        let scheduler = FlowMatchEuler::parse(schedule.as_bytes())?;
         let tokenizer = |component: &'static str, family, vocab_size: u64| {
             let vocab_size = u32::try_from(vocab_size).unwrap_or(u32::MAX);
             PromptTokenizer::load(&tokenizer_files(&checkpoint, component), family, vocab_size)

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum RecordError {
     /// The file is damaged, or no store: move it away, or name another.
-    #[error("{} is not a readable store of records: {cause}", path.display())]
+    #[error("{} is not a readable store of records: {cause}: move it away, or give --records another or off", path.display())]
     Corrupt {
         /// The store.
         path: PathBuf,
@@ -15,7 +15,7 @@ pub enum RecordError {
         cause: String,
     },
     /// A database of another program.
-    #[error("{} is a database, but not a store of records", path.display())]
+    #[error("{} is a database, but not a store of records: give --records another", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,

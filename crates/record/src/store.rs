@@ -92,10 +92,10 @@ impl Store {
                 return Err(RecordError::Storage { path: path.to_owned(), action: "open", cause });
             }
         }
-        match Self::open_without_writing(path) {
-            Err(RecordError::Storage { .. }) => {}
+        let refused = match Self::open_without_writing(path) {
+            Err(RecordError::Storage { cause, .. }) => cause,
             opened => return opened,
-        }
+        };
         // A folder that takes no lock file: what lies there does not change either.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
             | OpenFlags::SQLITE_OPEN_URI
@@ -113,11 +113,13 @@ impl Store {
         let found =
             schema::version(&store.connection).map_err(|error| told(path, "read", error))?;
         if found < schema::VERSION {
-            return Err(RecordError::Storage {
-                path: path.to_owned(),
-                action: "bring to the present version",
-                cause: format!("its schema is version {found} and its folder is read-only"),
-            });
+            // A store whose making failed is a file without a table.
+            let (action, state) = match found {
+                0 => ("set up", "it has no records yet".to_owned()),
+                _ => ("bring to the present version", format!("its schema is version {found}")),
+            };
+            let cause = format!("{state}, and it cannot be written: {refused}");
+            return Err(RecordError::Storage { path: path.to_owned(), action, cause });
         }
         Ok(store)
     }

@@ -169,6 +169,21 @@ fn open(source: &Source) -> Result<Checkpoint, WeightsError> {
     Ok(checkpoint)
 }
 
+/// Whether the folder holds one of a component with weights, as a pipeline's does.
+pub(crate) fn has_components(source: &Source) -> Result<bool, WeightsError> {
+    for name in WEIGHTED {
+        if !source.list(name)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The refusal of a pipeline folder that does not say what is in it.
+pub(crate) fn without_index(path: PathBuf) -> WeightsError {
+    WeightsError::Missing { path, why: "every pipeline folder has one" }
+}
+
 /// The pipeline's class, and name and class of each component that is not null.
 pub(crate) fn model_index(
     source: &Source,
@@ -177,15 +192,18 @@ pub(crate) fn model_index(
     let json = |reason: &str| WeightsError::json(&path, reason);
     let text = source.read("model_index.json", CONFIG_BYTES_MAX, "a model index")?;
     let Some(text) = text else {
-        // If the folder is clearly something else, say what.
-        if let Ok(found) = shards::find(source, "")
+        // If the folder is clearly something else, say what. A file beside the folders of components is not.
+        if !has_components(source)?
+            && let Ok(found) = shards::find(source, "")
             && !matches!(found, shards::Found::Nothing)
         {
             let weights = found.weights(source, "")?;
             let recognised = weights.recognise();
-            canonical::catalog(weights.blobs, weights.tensors, recognised)?;
+            if recognised.architecture != Architecture::Unknown {
+                canonical::catalog(weights.blobs, weights.tensors, recognised)?;
+            }
         }
-        return Err(WeightsError::Missing { path, why: "every pipeline folder has one" });
+        return Err(without_index(path));
     };
     let Pairs(pairs) =
         serde_json::from_slice::<Pairs<Value>>(&text).map_err(|e| WeightsError::json(&path, e))?;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::canonical;
 use crate::catalog::Blob;
-use crate::checkpoint::{model_index, open_folder};
+use crate::checkpoint::{has_components, model_index, open_folder, without_index};
 use crate::component::{read_config, refuse_quantized};
 use crate::error::WeightsError;
 use crate::gguf;
@@ -54,6 +54,11 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report, WeightsError> {
             return Err(WeightsError::Missing { path: path.join("model_index.json"), why });
         }
         Ok(found) => inspect_found(&source, "", found)?,
+    };
+    let refusal = if has_components(&source)? {
+        Some(without_index(source.shown("model_index.json")).to_string())
+    } else {
+        refusal
     };
     let refusal = match (refusal, read_config(&source, "config.json")?) {
         (None, Some(config)) => {

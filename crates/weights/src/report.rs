@@ -7,6 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::layout::{Architecture, Layout};
+use crate::text::one_line;
 
 /// What a file or folder holds. All sizes are of tensors, in bytes, by their headers alone.
 #[derive(Clone, Debug, Serialize)]
@@ -80,7 +81,7 @@ pub struct DTypeReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = self.pipeline_class.as_deref().unwrap_or(self.kind);
+        let what = one_line(self.pipeline_class.as_deref().unwrap_or(self.kind));
         writeln!(f, "{}: {what}, {}", self.path, size(self.bytes))?;
         let header = ["component", "holds", "layout", "tensors", "parameters", "size", "dtypes"];
         let mut rows = vec![header.map(str::to_owned)];
@@ -114,9 +115,9 @@ impl ComponentReport {
     fn row(&self) -> [String; 7] {
         let holds = match (self.architecture, &self.class_name, self.variant) {
             (Some(architecture), _, Some(variant)) => format!("{architecture}, {variant}"),
-            (Some(Architecture::Unknown), Some(class_name), _) => class_name.clone(),
+            (Some(Architecture::Unknown), Some(class_name), _) => one_line(class_name),
             (Some(architecture), _, None) => architecture.to_string(),
-            (None, class_name, _) => class_name.clone().unwrap_or_default(),
+            (None, class_name, _) => class_name.as_deref().map_or_else(String::new, one_line),
         };
         let Some(layout) = self.layout else {
             let none = || "-".to_owned();

@@ -20,6 +20,7 @@ use crate::error::WeightsError;
 use crate::header::{Header, LENGTH_BYTES};
 use crate::header_error::HeaderError;
 use crate::layout::Layout;
+use crate::regular;
 use crate::sniff::{SNIFF_BYTES, sniff};
 
 /// Most entries of one folder that are looked at.
@@ -210,15 +211,8 @@ fn cache_blobs(root: &Path) -> Option<PathBuf> {
 }
 
 fn open_regular(path: &Path) -> Result<(File, Metadata), WeightsError> {
-    let error = || WeightsError::io(path, "open the file");
-    let not_a_file = || WeightsError::NotAFile { path: path.to_owned() };
-    // Asked before opening, because opening a pipe waits; and after, because paths can change.
-    if !fs::metadata(path).map_err(error())?.is_file() {
-        return Err(not_a_file());
-    }
-    let file = File::open(path).map_err(error())?;
-    let metadata = file.metadata().map_err(error())?;
-    if metadata.is_file() { Ok((file, metadata)) } else { Err(not_a_file()) }
+    let opened = regular::open(path).map_err(WeightsError::io(path, "open the file"))?;
+    opened.ok_or_else(|| WeightsError::NotAFile { path: path.to_owned() })
 }
 
 /// Opens a file of weights by a path that the user gave, or that was proven to be inside.

@@ -54,7 +54,7 @@ impl<T: fmt::Display> fmt::Display for An<T> {
 }
 
 /// How many items a message lists before it only counts.
-const LISTED_MAX: usize = 6;
+const LISTED_MAX: usize = 3;
 
 /// Joins the first few items and counts the others.
 pub(crate) fn listed(items: impl ExactSizeIterator<Item = String>) -> String {
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn long_lists_are_counted() {
         let items: Vec<String> = (0..9).map(|i| i.to_string()).collect();
-        assert_eq!(listed(items.into_iter()), "0, 1, 2, 3, 4, 5, and 3 more");
+        assert_eq!(listed(items.into_iter()), "0, 1, 2, and 6 more");
         assert_eq!(listed(vec!["a".to_owned()].into_iter()), "a");
     }
 }

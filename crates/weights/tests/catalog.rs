@@ -130,7 +130,7 @@ fn a_model_gets_exactly_the_tensors_it_needs() {
     );
     check(
         |needed| needed.extend((0..40).map(|i| (format!("decoder.{i}"), vec![i]))),
-        "missing 40 tensors: `decoder.0` [0], `decoder.1` [1], `decoder.2` [2], `decoder.3` [3], `decoder.4` [4], `decoder.5` [5], and 34 more",
+        "missing 40 tensors: `decoder.0` [0], `decoder.1` [1], `decoder.2` [2], and 37 more",
     );
 }
 

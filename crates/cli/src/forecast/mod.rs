@@ -6,12 +6,14 @@ mod thumb;
 
 mod machine;
 
+use std::path::Path;
+
 use plimsoll_ledger::{
     Answer, Ask, Codings, Curve, FORECAST_VERSION, Fitter, Forecast, ForecastReport, HostLedger,
-    Known, KnownModel, LedgerError, PartReport, Recipe, Recommendation, RefusalReport, StrategyRow,
-    Verdict, advise, curve, host_ledger, known, strategies,
+    Known, KnownModel, LedgerError, NAMES, PartReport, Recipe, Recommendation, RefusalReport,
+    StrategyRow, Verdict, advise, curve, host_ledger, known, strategies,
 };
-use plimsoll_pipeline::{PipelineError, Tiling};
+use plimsoll_pipeline::{PipelineError, Tiling, check_writable, write_whole};
 use plimsoll_plan::{Ledger, Line, Machine, Offload, Plan, PlanError, Request, explain};
 
 pub(crate) use thumb::run as ledger;
@@ -20,7 +22,7 @@ use args::{CodingName, CurveArg};
 
 use crate::args::PlanArgs;
 use crate::failure::Failure;
-use crate::out;
+use crate::{out, outputs};
 
 /// Lines of a curve that is drawn.
 const CURVE_LINES: usize = 50;
@@ -53,8 +55,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             format!("{} is planned from its shapes: --transformer is for folders", args.run.model);
         return Err(Failure::Usage(what));
     }
-    let model = known(&args.run.model)?;
+    let model = known(&args.run.model).map_err(|error| not_published(&args.run.model, error))?;
     let ask = ask(args, &model)?;
+    check_drawings(args)?;
     let (known, machine, mut warnings) = machine::of(args)?;
     let request = Request {
         line: args.run.vram.0,
@@ -135,6 +138,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         out::notice(warning);
     }
     out::result(&told.text())
+}
+
+/// A model that is here in files has its plan without the options of a forecast.
+fn not_published(model: &str, error: LedgerError) -> Failure {
+    if model != "demo" && !Path::new(model).exists() {
+        return error.into();
+    }
+    Failure::Usage(format!(
+        "{model} is planned from its files: --gpu, --strategies, --curve, --timeline and other options of forecasts take \
+         --model with a published name only: {}",
+        NAMES.join(", ")
+    ))
 }
 
 /// Bytes a second of the disk behind the page cache.
@@ -219,9 +234,26 @@ fn ask(args: &PlanArgs, model: &KnownModel) -> Result<Ask, Failure> {
     })
 }
 
-fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|cause| Failure::Write { path: path.display().to_string(), cause })
+/// Drawings can be written, and none takes the place of what is more than a drawing.
+fn check_drawings(args: &PlanArgs) -> Result<(), Failure> {
+    let forecast = &args.forecast;
+    let curve = match &forecast.curve {
+        Some(CurveArg::File(path)) => Some(path),
+        Some(CurveArg::Lines(_)) | None => None,
+    };
+    for path in [curve, forecast.timeline.as_ref()].into_iter().flatten() {
+        check_writable(path).map_err(PipelineError::from)?;
+        outputs::refuse_taken_of(path, &args.run, None)?;
+    }
+    if let Some(path) = curve.filter(|path| Some(*path) == forecast.timeline.as_ref()) {
+        let what = format!("--timeline and --curve are both {}", path.display());
+        return Err(Failure::Usage(what));
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    Ok(write_whole(path, text.as_bytes()).map_err(PipelineError::from)?)
 }
 
 impl Told {

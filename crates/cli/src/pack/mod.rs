@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_pipeline::{Assembled, PackedFile, Storage};
-use plimsoll_weights::{Blob, PACK_KEY, WriteError, write_safetensors};
+use plimsoll_weights::{Blob, PACK_KEY, WriteError, read_regular, write_safetensors};
 use serde_json::{Value, json};
 
 use crate::args::PackArgs;
@@ -22,6 +22,8 @@ use crate::{demo, interrupt, model, out};
 
 /// Version of the form that [`PACK_KEY`] stands for.
 const VERSION: u32 = 1;
+/// Far above any model index.
+const INDEX_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     // Before there is anything to leave behind.
@@ -78,8 +80,8 @@ pub(crate) fn run(args: &PackArgs) -> Result<(), Failure> {
     }
     out::result(&format!(
         "{}: {} packed, {:.1} MB in {seconds:.1} s",
-        args.output.display(),
-        assembled.defaults().name,
+        out::line(&args.output.display().to_string()),
+        out::line(&assembled.defaults().name),
         total as f64 / 1e6,
     ))
 }
@@ -115,7 +117,7 @@ fn texts(args: &PackArgs, assembled: &Assembled) -> Result<BTreeMap<String, Vec<
     } else {
         let path = Path::new(&args.model).join(INDEX);
         let failure = |cause| Failure::Read { path: path.display().to_string(), cause };
-        std::fs::read(&path).map_err(failure)?
+        read_regular(&path, INDEX_BYTES_MAX).map_err(failure)?
     };
     let checkpoint = assembled.checkpoint();
     let mut texts = BTreeMap::from([(INDEX.to_owned(), index)]);

@@ -1,6 +1,5 @@
 //! `plimsoll runs judge`: a person's verdict, and a picture measured against a reference run's.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::time::SystemTime;
@@ -9,6 +8,7 @@ use plimsoll_pipeline::Picture;
 use plimsoll_record::{
     Comparison, Criteria, Json, Record, RecordError, Store, Verdict, picture, utc,
 };
+use plimsoll_weights::open_regular;
 
 use crate::failure::Failure;
 use crate::runs::args::{CheckArg, FormatArgs, VerdictName};
@@ -108,7 +108,9 @@ fn open(record: &Record) -> Result<Picture, Failure> {
 
 fn decode(path: &Path) -> Result<Picture, Failure> {
     let name = path.display().to_string();
-    let file = File::open(path).map_err(|cause| Failure::Read { path: name.clone(), cause })?;
+    // The path is a record's, which may come from anybody.
+    let opened = open_regular(path);
+    let (file, _) = opened.map_err(|cause| Failure::Read { path: name.clone(), cause })?;
     let refuse = |fault: String| {
         Failure::Record(RecordError::Faults { source_name: name.clone(), faults: vec![fault] })
     };

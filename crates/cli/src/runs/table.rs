@@ -38,12 +38,12 @@ impl Table {
         let clean: Vec<Vec<String>> = std::iter::once(&self.header)
             .filter(|header| !header.is_empty())
             .chain(&self.rows)
-            .map(|row| row.iter().map(|cell| printable(cell)).collect())
+            .map(|row| row.iter().map(|cell| out::line(cell)).collect())
             .collect();
         let widths = widths(&clean);
         let mut lines = Vec::new();
         if !self.title.is_empty() {
-            lines.push(printable(&self.title));
+            lines.push(out::line(&self.title));
         }
         for row in &clean {
             let cells: Vec<Vec<String>> =
@@ -64,7 +64,7 @@ impl Table {
     }
 
     fn markdown(&self) -> String {
-        let cell = |text: &String| printable(text).replace('\\', "\\\\").replace('|', "\\|");
+        let cell = |text: &String| out::line(text).replace('\\', "\\\\").replace('|', "\\|");
         let columns = self.rows.iter().map(Vec::len).chain([self.header.len()]).max().unwrap_or(0);
         let line = |cells: &[String]| {
             let mut cells: Vec<String> = cells.iter().map(cell).collect();
@@ -73,7 +73,7 @@ impl Table {
         };
         let mut lines = Vec::new();
         if !self.title.is_empty() {
-            lines.extend([format!("**{}**", printable(&self.title)), String::new()]);
+            lines.extend([format!("**{}**", out::line(&self.title)), String::new()]);
         }
         lines.push(line(&self.header));
         lines.push(format!("|{}", "---|".repeat(columns)));
@@ -81,7 +81,8 @@ impl Table {
         lines.join("\n")
     }
 
-    /// Rows as they are; the title is the first cell of each where there are several tables.
+    /// Rows as they are, but for what a terminal would obey; the title is the first cell of each where there are
+    /// several tables.
     fn csv(&self, with_title: bool) -> String {
         let field = |text: &str| {
             let needs_quotes = text.contains([',', '"', '\n', '\r']);
@@ -124,11 +125,6 @@ pub(crate) fn print(format: FormatArgs, tables: &[Table], json: &Value) -> Resul
     } else {
         joined(&Table::text, "\n\n")
     })
-}
-
-/// One line, and nothing that a terminal would obey: prompts and notes come from anywhere.
-fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// Widths that fit the terminal: the widest columns give way first, as even as can be.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_record::gates::{Gates, Judgement, judge};
 use plimsoll_record::units::{show_bytes, show_seconds};
 use plimsoll_record::{Criteria, Record, RecordError, Store, TrialOf, short_id, trial_of};
+use plimsoll_weights::read_regular;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -64,13 +65,8 @@ pub(crate) fn criteria(named: Option<&Path>) -> Result<Criteria, Failure> {
 /// A text file of a sensible size.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let failure = |cause| Failure::Read { path: path.display().to_string(), cause };
-    let length = std::fs::metadata(path).map_err(failure)?.len();
-    if length > plimsoll_record::import::BYTES_MAX as u64 {
-        let cause =
-            format!("{length} bytes, over the cap of {}", plimsoll_record::import::BYTES_MAX);
-        return Err(failure(std::io::Error::other(cause)));
-    }
-    std::fs::read_to_string(path).map_err(failure)
+    let bytes = read_regular(path, plimsoll_record::import::BYTES_MAX as u64).map_err(failure)?;
+    String::from_utf8(bytes).map_err(|error| failure(std::io::Error::other(error)))
 }
 
 /// A run with all that is judged of it.
