@@ -448,7 +448,9 @@ mod tests {
         let probing = Probing::Program(program);
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| assert_eq!(fit(&[mapping.clone()], 0, &probing), [Ok(())]));
+                scope.spawn(|| {
+                    assert_eq!(fit(std::slice::from_ref(&mapping), 0, &probing), [Ok(())])
+                });
             }
         });
         assert_eq!(std::fs::read_to_string(&starts).unwrap(), "start\n");
