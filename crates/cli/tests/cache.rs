@@ -8,21 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Folder, PROMPT, demo};
-
-fn copy_all(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let (path, target) = {
-            let entry = entry.unwrap();
-            (entry.path(), to.join(entry.file_name()))
-        };
-        match path.is_dir() {
-            true => copy_all(&path, &target),
-            false => drop(std::fs::copy(&path, &target).unwrap()),
-        }
-    }
-}
+use support::{Folder, PROMPT, copy_folder, demo};
 
 /// Two checkpoints of the same lengths, times and headers, and a cached file that is another one: what is kept is used
 /// only where it has the rows that it should have.
@@ -33,7 +19,7 @@ fn a_cached_transformer_is_used_for_its_own_checkpoint_only() {
     let at = |name: &str| folder.0.path().join(name);
     let written = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000);
     for name in ["one", "two"] {
-        copy_all(Path::new(&demo()), &at(name));
+        copy_folder(Path::new(&demo()), &at(name));
         let mut bytes = std::fs::read(at(name).join(WEIGHTS)).unwrap();
         if name == "two" {
             let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
