@@ -28,7 +28,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let executor = Executor::find_for(&args.run, Expected::of(&args.run, &assembled))?;
     let device = executor.name();
     let device_seconds = begin.elapsed().as_secs_f64();
-    assembled.limit_host(request::host_limits(&args.run, &executor));
+    assembled.limit_host(request::host_limits(&args.run, executor.shares_ram()));
     let request = request::place_request(&args.run, assembled.defaults());
     let machine = executor.machine(&args.run, &assembled.graph(&request.run)?)?;
     let machine = machine.as_ref();

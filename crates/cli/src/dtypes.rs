@@ -5,9 +5,8 @@ use std::str::FromStr;
 
 use plimsoll_graph::DType;
 use plimsoll_models::flux;
-use plimsoll_pipeline::{Assembled, Storage};
+use plimsoll_pipeline::Storage;
 
-use crate::args::RunArgs;
 use crate::failure::Failure;
 
 /// Components by the names that a person may give them.
@@ -91,6 +90,11 @@ impl fmt::Display for DTypes {
 }
 
 impl DTypes {
+    /// How components are said to be stored, each once.
+    pub(crate) fn parts(&self) -> &[(&'static str, Stored)] {
+        &self.parts
+    }
+
     /// What a run computes in: bf16 where nothing was said.
     pub(crate) fn run(&self) -> DType {
         self.whole.unwrap_or(DType::BF16)
@@ -154,27 +158,6 @@ impl DTypes {
             (None, None) => Ok(Storage::Kept),
         }
     }
-}
-
-/// Makes the pipeline what `--dtype` says of its components: what is stored wider is put in 8 bits on its way to the
-/// device; what is stored in 8 bits does not become bf16 again.
-pub(crate) fn apply(args: &RunArgs, assembled: &mut Assembled) -> Result<(), Failure> {
-    for (component, stored) in &args.dtype.parts {
-        let is_narrow = assembled.is_narrow(component).unwrap_or(false);
-        match stored {
-            // The transformer: nothing else is given in fp8.
-            Stored::Fp8 if !is_narrow => assembled.narrow_transformer()?,
-            Stored::Bf16 if is_narrow => {
-                return Err(Failure::Usage(format!(
-                    "the {component} of {} is stored as fp8: \
-                     bf16 needs the folder that it was packed from",
-                    args.model
-                )));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -78,6 +78,11 @@ impl Executor {
         }
     }
 
+    /// Whether its memory is the host's.
+    pub(crate) fn shares_ram(&self) -> bool {
+        self.name() != "cuda"
+    }
+
     /// Whether the seconds that it predicts rest on rates that were measured on this machine.
     pub(crate) fn has_own_rates(&self, args: &RunArgs) -> bool {
         match self {

@@ -1,13 +1,9 @@
 //! What a person is told when it does not work, and the exit code.
 
-use std::process::ExitCode;
-
 use plimsoll_device_cuda::CudaError;
 use plimsoll_pipeline::{Kind, PipelineError};
 use plimsoll_record::RecordError;
 use plimsoll_weights::{WeightsError, WriteError};
-
-use crate::out;
 
 /// A failure at the command line.
 #[derive(Debug, thiserror::Error)]
@@ -79,14 +75,5 @@ impl Failure {
             cause = error.source();
         }
         text
-    }
-
-    /// Prints the one line and gives the exit code.
-    pub(crate) fn report(&self) -> ExitCode {
-        // A trial has told its own.
-        if !matches!(self, Self::Trial { .. }) {
-            out::notice(&self.text());
-        }
-        ExitCode::from(self.exit_code())
     }
 }

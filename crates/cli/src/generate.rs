@@ -155,7 +155,7 @@ pub(crate) fn set_up(
     control: &Control,
     draft: &mut Draft,
 ) -> Result<Ready, Failure> {
-    assembled.limit_host(request::host_limits(&args.run, &executor));
+    assembled.limit_host(request::host_limits(&args.run, executor.shares_ram()));
     let place = PlaceRequest {
         saves: args.save_tensors.is_some(),
         ..request::place_request(&args.run, assembled.defaults())

@@ -28,6 +28,7 @@ mod request;
 mod runs;
 mod synth;
 mod trace;
+mod values;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
     });
     match done {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failure)) => failure.report(),
+        Ok(Err(failure)) => out::failure(&failure),
         Err(_) => {
             out::notice(&format!("a bug of this program, please report it: {}", last_panic()));
             ExitCode::from(BUG)
@@ -89,7 +90,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let printed = error.print().and_then(|()| std::io::stdout().flush());
         if let Err(failure) = out::written(printed) {
-            return failure.report();
+            return out::failure(&failure);
         }
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
     }

@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
 
 use crate::failure::Failure;
 
@@ -26,6 +27,15 @@ pub(crate) fn written(written: std::io::Result<()>) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints the one line of a failure and gives its exit code.
+pub(crate) fn failure(failure: &Failure) -> ExitCode {
+    // A trial has told its own.
+    if !matches!(failure, Failure::Trial { .. }) {
+        notice(&failure.text());
+    }
+    ExitCode::from(failure.exit_code())
 }
 
 /// Tells a person something; where nobody can be told, nothing is lost.

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         None => {
             let mut assembled = model::open(args)?;
-            assembled.limit_host(request::host_limits(args, &executor));
+            assembled.limit_host(request::host_limits(args, executor.shares_ram()));
             let request = request::place_request(args, assembled.defaults());
             let graph = assembled.graph(&request.run)?;
             let machine = executor.machine(args, &graph)?;

@@ -4,7 +4,6 @@ use plimsoll_models::FluxRun;
 use plimsoll_pipeline::{Defaults, HostLimits, PlaceRequest, Tiling};
 
 use crate::args::RunArgs;
-use crate::executor::Executor;
 use crate::failure::Failure;
 
 /// Sizes, dtype and line of a run, with the model's defaults filled in.
@@ -56,13 +55,9 @@ pub(crate) fn workers(args: &RunArgs) -> Result<usize, Failure> {
     }
 }
 
-/// What a run on `executor` may use of the host.
-pub(crate) fn host_limits(args: &RunArgs, executor: &Executor) -> HostLimits {
-    HostLimits {
-        tier: args.host_tier.tier(),
-        ram_bytes: args.ram.map(|size| size.0),
-        shares_ram: executor.name() != "cuda",
-    }
+/// What a run may use of the host; `shares_ram` on a device whose memory is the host's.
+pub(crate) fn host_limits(args: &RunArgs, shares_ram: bool) -> HostLimits {
+    HostLimits { tier: args.host_tier.tier(), ram_bytes: args.ram.map(|size| size.0), shares_ram }
 }
 
 /// Bytes of RAM, which are the CPU device's memory; 16 GiB where the system does not say.

@@ -11,8 +11,8 @@ use plimsoll_weights::{Catalog, Checkpoint, Component, Entry, WeightDType};
 use serde::Deserialize;
 
 use crate::failure::PipelineError;
+use crate::host_limits::HostLimits;
 use crate::scheduler::FlowMatchEuler;
-use crate::tier::HostLimits;
 use crate::tokenize::{PromptTokenizer, TextFamily, TokenizerFiles};
 
 /// The weighted components in the order of their catalogs in [`HostFiles`].

@@ -4,8 +4,8 @@ use plimsoll_device::cpu::CpuDevice;
 use plimsoll_device::sim::{SimCosts, SimDevice, SimFaults};
 use plimsoll_device::{Control, Device, DeviceError, HostDType};
 use plimsoll_device_cuda::{Card, CudaDevice};
-use plimsoll_exec::{Executed, HostRun, Progress, Report, WeightBytes, WeightSource};
-use plimsoll_graph::{DType, Graph};
+use plimsoll_exec::{HostRun, Progress, WeightBytes, WeightSource};
+use plimsoll_graph::Graph;
 use plimsoll_host::DiskFiles;
 use plimsoll_models::FluxRun;
 use plimsoll_plan::{Line, Machine, Offload, Plan, Request, Timeline};
@@ -14,10 +14,12 @@ use sha2::{Digest, Sha256};
 
 use crate::assembled::{Assembled, COMPONENTS, catalog, host_rows};
 use crate::failure::PipelineError;
+use crate::generated::Generated;
 use crate::image::Picture;
 use crate::inputs::{Prompt, inputs};
 use crate::packing::host_dtype;
-use crate::saved::{self, SavedTensor};
+use crate::planned::Planned;
+use crate::saved;
 use crate::tier::{DiskMachine, DiskShare};
 use crate::tiling::{TileSides, Tiling, plan_tiled};
 
@@ -60,32 +62,6 @@ pub enum Target {
     Sim(SimFaults),
 }
 
-/// A graph and its proven plan, with nothing taken for it yet.
-#[derive(Clone, Debug)]
-pub struct Planned {
-    /// What is computed.
-    pub graph: Graph,
-    /// Where and when.
-    pub plan: Plan,
-    /// What of the streamed weights comes from the disk, where RAM cannot hold them.
-    pub disk: Option<DiskShare>,
-}
-
-impl Planned {
-    /// Whether every weight that is kept in 8 bits is copied once a run, so that a copy may be what puts it there.
-    pub fn narrows_once(&self) -> bool {
-        let Self { graph, plan, .. } = self;
-        let mut copied = vec![false; graph.weights.len()];
-        plan.copies.iter().all(|copy| {
-            let unit = &plan.units[plan.loads[copy.load as usize].unit as usize];
-            unit.weights.iter().all(|placed| {
-                let is_again = std::mem::replace(&mut copied[placed.weight.index()], true);
-                !(is_again && graph.weight(placed.weight).dtype == DType::F8E4M3)
-            })
-        })
-    }
-}
-
 /// A placement that failed, with the pipeline as it was.
 #[derive(Debug)]
 pub struct PlaceFailure {
@@ -118,27 +94,6 @@ impl std::fmt::Debug for Placed {
             .field("device", &self.device.name())
             .finish_non_exhaustive()
     }
-}
-
-/// What a run made and measured.
-#[derive(Debug)]
-pub struct Generated {
-    /// Pictures in the order of their seeds; none on a device that does not compute.
-    pub pictures: Vec<Picture>,
-    /// SHA-256 of each picture's last latent (packed tokens in f32).
-    pub latent_sha256: Vec<String>,
-    /// Last latents, packed tokens in f32.
-    pub latents: Vec<Vec<f32>>,
-    /// What the run measured.
-    pub report: Report,
-    /// Bytes of device memory that the process held at the end, by the system's meter where there is one.
-    pub held_bytes: Option<u64>,
-    /// What components hand on to each other, where the request asked for it.
-    pub tensors: Vec<SavedTensor>,
-    /// In which numbers each component was computed, by the ops that ran; of a traced run only.
-    pub executed: Vec<Executed>,
-    /// What a person should know, such as a prompt that was cut.
-    pub notices: Vec<String>,
 }
 
 impl Assembled {

@@ -14,7 +14,6 @@ use plimsoll_models::FluxRun;
 use plimsoll_weights::{NewTensor, WeightDType, write_safetensors};
 
 use crate::failure::PipelineError;
-use crate::placed::Generated;
 
 /// `(block, op)` of what is kept beside the graph's own outputs.
 pub(crate) const PROBES: [(&str, &str); 3] =
@@ -90,30 +89,32 @@ pub(crate) fn tensors(
     Ok(tensors)
 }
 
-impl Generated {
-    /// Writes [`Generated::tensors`] as a safetensors file, whole or not at all.
-    ///
-    /// # Errors
-    /// What the system refused.
-    pub fn write_tensors(&self, path: &Path, notes: &[(&str, &str)]) -> Result<(), PipelineError> {
-        let new = |tensor: &SavedTensor| NewTensor {
-            name: tensor.name.clone(),
-            dtype: match tensor.dtype {
-                DType::F32 => WeightDType::F32,
-                DType::BF16 => WeightDType::BF16,
-                DType::U32 => WeightDType::U32,
-                DType::F8E4M3 => WeightDType::F8E4M3,
-            },
-            shape: tensor.shape.clone(),
-        };
-        let head: Vec<NewTensor> = self.tensors.iter().map(new).collect();
-        let notes: BTreeMap<String, String> =
-            notes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let fill = |tensor: usize, offset: u64, target: &mut [u8]| {
-            // Pieces lie in the tensor, which is in memory.
-            let start = usize::try_from(offset).unwrap_or(usize::MAX);
-            target.copy_from_slice(&self.tensors[tensor].bytes[start..][..target.len()]);
-        };
-        Ok(write_safetensors(path, &head, &notes, 1, &fill, &|_| true)?)
-    }
+/// Writes tensors as a safetensors file, whole or not at all.
+///
+/// # Errors
+/// What the system refused.
+pub(crate) fn write(
+    tensors: &[SavedTensor],
+    path: &Path,
+    notes: &[(&str, &str)],
+) -> Result<(), PipelineError> {
+    let new = |tensor: &SavedTensor| NewTensor {
+        name: tensor.name.clone(),
+        dtype: match tensor.dtype {
+            DType::F32 => WeightDType::F32,
+            DType::BF16 => WeightDType::BF16,
+            DType::U32 => WeightDType::U32,
+            DType::F8E4M3 => WeightDType::F8E4M3,
+        },
+        shape: tensor.shape.clone(),
+    };
+    let head: Vec<NewTensor> = tensors.iter().map(new).collect();
+    let notes: BTreeMap<String, String> =
+        notes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let fill = |tensor: usize, offset: u64, target: &mut [u8]| {
+        // Pieces lie in the tensor, which is in memory.
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        target.copy_from_slice(&tensors[tensor].bytes[start..][..target.len()]);
+    };
+    Ok(write_safetensors(path, &head, &notes, 1, &fill, &|_| true)?)
 }

@@ -11,7 +11,7 @@ use plimsoll_models::{FluxModel, FluxRun};
 use plimsoll_plan::{Advice, Machine, PeakAt, PlanError, Request};
 
 use crate::failure::PipelineError;
-use crate::placed::Planned;
+use crate::planned::Planned;
 
 /// In which tiles pictures are decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use plimsoll_graph::{BlockId, WeightId};
 
-use crate::arena::{Item, Packing};
 use crate::edges::lanes;
 use crate::facts::{Facts, round_up};
 use crate::id;
+use crate::item::{Item, Packing};
 use crate::machine::Machine;
 use crate::schedule::{Items, Schedule};
 use crate::simulate::simulate;

@@ -8,10 +8,11 @@
 
 use std::rc::Rc;
 
-use crate::arena::{Effort, Packing};
+use crate::arena::Effort;
 use crate::assemble::Draft;
 use crate::edges::{Lanes, lanes};
 use crate::facts::Facts;
+use crate::item::Packing;
 use crate::lookahead;
 use crate::machine::Machine;
 use crate::named;

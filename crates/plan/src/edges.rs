@@ -9,9 +9,9 @@
 //! is the same distance from its step's beginning: the steady step is periodic, and edges are computed twice, for
 //! the first step and for all others.
 
-use crate::arena::Item;
 use crate::facts::{Facts, PhaseOps};
 use crate::hazards::{self, Latest};
+use crate::item::Item;
 use crate::schedule::{Begin, Hold, Schedule};
 use crate::types::{ComputeEntry, CopyEntry};
 

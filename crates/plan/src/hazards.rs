@@ -5,8 +5,8 @@
 //! a binary tree that knows the latest use of each stretch; items go into it by their last use, and each load asks
 //! when all that ends before its own use is in, and nothing else.
 
-use crate::arena::Item;
 use crate::facts::{Facts, PhaseOps};
+use crate::item::Item;
 use crate::schedule::Schedule;
 
 /// The latest uses of what shares a byte with a hold's place.

@@ -33,6 +33,7 @@ mod error;
 mod facts;
 mod hazards;
 mod id;
+mod item;
 mod ledger;
 mod line;
 mod lookahead;

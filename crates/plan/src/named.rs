@@ -6,8 +6,8 @@
 
 use std::rc::Rc;
 
-use crate::arena::NEVER;
 use crate::facts::Facts;
+use crate::item::NEVER;
 use crate::machine::Machine;
 use crate::schedule::{Begin, Hold, Schedule, resident, streamed, uses};
 use crate::units::Cut;

@@ -2,11 +2,12 @@
 
 use plimsoll_graph::Graph;
 
-use crate::arena::{self, Effort, Packing};
+use crate::arena::{self, Effort};
 use crate::assemble::{Draft, Terms, assemble};
 use crate::auto;
 use crate::error::{Advice, PeakAt, PlanError};
 use crate::facts::Facts;
+use crate::item::Packing;
 use crate::line::Line;
 use crate::machine::Machine;
 use crate::named;

@@ -10,8 +10,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::arena::{self, Effort, Item, NEVER, Packing};
+use crate::arena::{self, Effort};
 use crate::facts::{Facts, Span, round_up};
+use crate::item::{Item, NEVER, Packing};
 use crate::units::Cut;
 
 /// When the copy of a hold may begin.

@@ -13,8 +13,8 @@
 //!
 //! Only which items meet decides what is found, so that the moments at which nothing begins are left out of time.
 
-use crate::arena::{Item, NEVER, Packing};
 use crate::facts::Span;
+use crate::item::{Item, NEVER, Packing};
 
 /// Moments of a bucket.
 const WIDTH: u32 = 16;

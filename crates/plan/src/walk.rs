@@ -4,7 +4,7 @@
 //! whatever the order. So the walk is over the order of the items that are alive at a full time only, and all
 //! others are placed after them when that has brought something.
 
-use crate::arena::{Item, Packing};
+use crate::item::{Item, Packing};
 use crate::shelf::Shelf;
 
 /// An item is placed in the walk if it is alive when this share of the floor is, in sixteenths.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use plimsoll_graph::Coding;
 
-use crate::args::SizeArg;
+use crate::values::SizeArg;
 
 /// The machine that a plan is for, and what is asked beside the plan.
 #[derive(Args, Debug)]

@@ -51,7 +51,7 @@ impl OwnPlanner {
 /// The model of a run, with the host memory that its options leave it.
 fn open(args: &GenerateArgs, executor: &Executor) -> Result<Assembled, Failure> {
     let mut assembled = model::open(&args.run)?;
-    assembled.limit_host(request::host_limits(&args.run, executor));
+    assembled.limit_host(request::host_limits(&args.run, executor.shares_ram()));
     Ok(assembled)
 }
 

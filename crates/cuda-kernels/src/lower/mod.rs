@@ -7,6 +7,7 @@ mod attention;
 mod conv;
 #[cfg(test)]
 mod heavy_tests;
+mod layer;
 mod light;
 mod linear;
 mod narrow;

@@ -13,8 +13,8 @@
 use plimsoll_device::{Mat, Region};
 use plimsoll_graph::{Activation, DType};
 
+use super::layer::{LIBRARY_BYTES, Layer, SCRATCH_ALIGNMENT, Types, matrix};
 use super::light;
-use super::linear::{LIBRARY_BYTES, Layer, SCRATCH_ALIGNMENT, Types, matrix};
 use super::product::{Product, Tail, is_aligned, launch_narrow, number};
 use crate::task::{
     Arg, Backends, Gemm, GemmActivation, GemmBackend, Launch, NarrowBackend, RowScales, Task,

@@ -6,7 +6,7 @@ use cudarc::cudnn::sys;
 use libloading::os::unix::Library;
 
 use crate::CudaError;
-use crate::loader::functions;
+use crate::loader::find::functions;
 
 /// First version with attention as one node (9.13.1).
 const OLDEST: usize = 91_301;

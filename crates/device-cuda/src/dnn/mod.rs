@@ -29,7 +29,7 @@ use plimsoll_plan::Region;
 use self::node::Node;
 use self::plan::{Handle, K, OUT, Plan, Q, SCALE, Shape, V, shape_of, unsupported};
 use crate::CudaError;
-use crate::loader::mapped_files;
+use crate::loader::find::mapped_files;
 
 pub(crate) use self::building::Building;
 pub(crate) use self::functions::DnnFunctions;

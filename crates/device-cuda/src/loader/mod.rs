@@ -4,7 +4,7 @@
 //! a table of its own with the few functions that are used; a library that is missing, too old, broken or of
 //! another kind is absent, with the reason in its [`LibraryReport`], and the run goes on with own kernels.
 
-mod find;
+pub(crate) mod find;
 mod folders;
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use plimsoll_cuda_kernels::{Arch, AttentionBackend, Backends, GemmBackend, NarrowBackend};
 
 pub use find::{LibraryReport, Refusal};
-pub(crate) use find::{Wanted, find, functions, mapped_files};
+pub(crate) use find::{Wanted, find, functions};
 pub use folders::Places;
 
 use crate::CudaError;

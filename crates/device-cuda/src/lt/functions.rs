@@ -7,7 +7,7 @@ use cudarc::cublaslt::sys;
 use libloading::os::unix::Library;
 
 use crate::CudaError;
-use crate::loader::functions;
+use crate::loader::find::functions;
 
 /// Name in errors.
 const LIBRARY: &str = "cuBLASLt";

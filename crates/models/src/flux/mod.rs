@@ -2,6 +2,7 @@
 
 mod config;
 mod control;
+mod step;
 mod transformer;
 
 use plimsoll_graph::{Builder, DType, Graph, LowerOptions};
@@ -241,7 +242,8 @@ impl FluxModel {
             text_tokens: run.text_tokens,
             image_tokens: rows * cols,
         };
-        let latent = transformer.trace(&mut b, TRANSFORMER, context, pooled, paper.controlnets);
+        let latent =
+            step::trace(&transformer, &mut b, TRANSFORMER, context, pooled, paper.controlnets);
         let size = [2 * rows, 2 * cols];
         let edge = run.vae_tile.map(|edge| self.check_tile(run, edge)).transpose()?;
         match self.tiles(run, paper.tile)? {

@@ -3,11 +3,9 @@
 //! Source: `FluxTransformer2DModel` of diffusers 0.42.1; shapes in comments are for FLUX.1-dev at 1024x1024
 //! (T = 512 text tokens, S = 4096 image tokens, N = T + S, D = 3072).
 
-use plimsoll_graph::{
-    Activation, Builder, ComponentId, DType, Dependence, PhaseKind, Residual, Value,
-};
+use plimsoll_graph::{Activation, Builder, ComponentId, DType, Dependence, Residual, Value};
 
-use super::{FluxConfig, control};
+use super::FluxConfig;
 use crate::layers::{Linear, linear, stacked, vector};
 
 const TIMESTEP_COLS: u64 = 256;
@@ -56,39 +54,6 @@ pub(super) struct State {
 }
 
 impl Transformer<'_> {
-    /// Traces one step; gives the latent state `[S, in_channels]` in `f32` that each step updates.
-    ///
-    /// Host inputs: `noise` (each sample), `timestep` and `dsigma` (each step), `guidance` (dev), `rope`.
-    pub(super) fn trace(
-        &self,
-        b: &mut Builder<'_>,
-        component: &str,
-        context: Value,
-        pooled: Value,
-        controlnets: u32,
-    ) -> Value {
-        let id = b.component(component);
-        b.phase(PhaseKind::Denoise, "denoise");
-        b.block(id, "embed");
-        let channels = self.config.in_channels;
-        let latent = b.input("noise", self.image_tokens, channels, DType::F32, Dependence::Latent);
-        let dsigma = b.input("dsigma", 1, 1, DType::F32, Dependence::Step);
-        let state = self.embed(b, id, "", latent, context, pooled);
-        let samples = control::trace(self, b, controlnets, latent, context, pooled);
-        for index in 0..self.config.num_layers {
-            self.double_block(b, &state, index);
-            if let Some(sample) = control::sample(&samples, index, self.config.num_layers) {
-                let image = self.image(&state);
-                b.add_into("control", image, sample, image);
-            }
-        }
-        for index in 0..self.config.num_single_layers {
-            self.single_block(b, &state, index);
-        }
-        self.last_layer(b, &state, latent, dsigma);
-        latent
-    }
-
     /// The image's rows of the residual stream.
     pub(super) fn image(&self, state: &State) -> Value {
         state.x.slice_rows(self.text_tokens, self.image_tokens)
@@ -235,7 +200,7 @@ impl Transformer<'_> {
         }
     }
 
-    fn single_block(&self, b: &mut Builder<'_>, state: &State, index: u64) {
+    pub(super) fn single_block(&self, b: &mut Builder<'_>, state: &State, index: u64) {
         let (d, heads, hidden) =
             (self.config.hidden(), self.config.num_attention_heads, self.config.mlp_hidden());
         let x = state.x;
@@ -294,7 +259,13 @@ impl Transformer<'_> {
         );
     }
 
-    fn last_layer(&self, b: &mut Builder<'_>, state: &State, latent: Value, dsigma: Value) {
+    pub(super) fn last_layer(
+        &self,
+        b: &mut Builder<'_>,
+        state: &State,
+        latent: Value,
+        dsigma: Value,
+    ) {
         let d = self.config.hidden();
         b.block(state.component, "final");
         let image = self.image(state);
