@@ -1,7 +1,5 @@
 //! The transformer that is packed once and kept in the user's cache.
 
-#![expect(clippy::unwrap_used, reason = "a test may stop at what it did not expect")]
-
 mod support;
 
 use std::path::Path;
