@@ -55,6 +55,19 @@ fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
+/// Whether a folder is there and lies on another disk than the one above it.
+#[cfg(unix)]
+fn is_mount_point(folder: &Path, above: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path| fs::metadata(path).map(|found| found.dev()).ok();
+    device(folder).is_some_and(|own| device(above) != Some(own)) || folder == above
+}
+
+#[cfg(not(unix))]
+fn is_mount_point(folder: &Path, above: &Path) -> bool {
+    folder == above
+}
+
 /// The folder that is filled, and what it will be called.
 pub(crate) struct NewFolder {
     draft: DraftFolder,
@@ -63,9 +76,14 @@ pub(crate) struct NewFolder {
 
 impl NewFolder {
     pub(crate) fn create(output: &Path) -> Result<Self, Failure> {
-        let output = std::path::absolute(output).map_err(failure(output))?;
+        // A link that leads to a folder stays one: the folder is what is filled.
+        let output = real(output).map_err(failure(output))?;
         let above = output.parent().unwrap_or(&output);
         fs::create_dir_all(above).map_err(failure(above))?;
+        if is_mount_point(&output, above) {
+            let what = "is where a disk is mounted, which cannot be replaced: name a folder in it";
+            return Err(Failure::Usage(format!("{} {what}", output.display())));
+        }
         let draft = DraftFolder::create(above).map_err(failure(above))?;
         Ok(Self { draft, output })
     }
@@ -106,6 +124,28 @@ impl NewFolder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_leads_to_what_is_filled() {
+        let folder = tempfile::tempdir().unwrap();
+        let [place, link] = ["place", "link"].map(|name| folder.path().join(name));
+        fs::create_dir(&place).unwrap();
+        std::os::unix::fs::symlink(&place, &link).unwrap();
+        let new = NewFolder::create(&link).unwrap();
+        new.put("model_index.json", b"{}").unwrap();
+        new.finish().unwrap();
+        assert!(link.is_symlink() && place.join("model_index.json").is_file());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_disk_is_not_replaced() {
+        for place in ["/", "/proc"] {
+            let told = NewFolder::create(Path::new(place)).err().unwrap().to_string();
+            assert!(told.contains("name a folder in it"), "{told}");
+        }
+    }
 
     #[test]
     fn the_loser_of_two_packs_is_told_of_the_other() {
